@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from distributed import Client, LocalCluster
+
 from s3_server import S3Server
 
 

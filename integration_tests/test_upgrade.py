@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import Client
-from real_images import photographs
-from s3_server import S3Server
 from torchvision import models
 
 from dask_pytorch_ddp.data import S3ImageFolder
 from dask_pytorch_ddp.dispatch import run
 from dask_pytorch_ddp.results import DaskResultsHandler
+from real_images import photographs
+from s3_server import S3Server
 
 pytestmark = pytest.mark.xdist_group("cluster")
 

@@ -3,16 +3,16 @@
 import os
 from pathlib import Path
 
+import pytest
+from distributed import Client, LocalCluster
+
 import ddp_core
 import ddp_results
 import ddp_s3data
-import pytest
-from distributed import Client, LocalCluster
-from s3_server import S3Server
-
 from dask_pytorch_ddp.data import S3ImageFolder
 from dask_pytorch_ddp.dispatch import run
 from dask_pytorch_ddp.results import DaskResultsHandler, S3ResultsHandler
+from s3_server import S3Server
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
