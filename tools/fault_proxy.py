@@ -391,11 +391,11 @@ class _Front(asyncio.Protocol):
         if limit is not None and self._passed + len(data) >= limit:
             data = data[: limit - self._passed]
         self._passed += len(data)
-        if self.transport is not None and data:
-            self.transport.write(data)
         if fault.bytes_per_s and self._back is not None and data:
             self._back.pause_reading()
-            self._loop.call_later(len(data) / fault.bytes_per_s, self._resume)
+            self._loop.call_later(len(data) / fault.bytes_per_s, self._pass_late, data)
+        elif self.transport is not None and data:
+            self.transport.write(data)
         if limit is not None and self._passed >= limit:
             self._stalled = True
             if fault.reset_after_bytes is not None:
@@ -403,7 +403,9 @@ class _Front(asyncio.Protocol):
             elif fault.truncate_after_bytes is not None:
                 self.close()
 
-    def _resume(self) -> None:
+    def _pass_late(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
         if self._back is not None and not self._back.is_closing():
             with contextlib.suppress(RuntimeError):
                 self._back.resume_reading()
