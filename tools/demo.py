@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from distributed import Client, LocalCluster
+from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import Dataset, random_split
@@ -28,12 +29,13 @@ from real_images import digits
 from s3_server import S3Server
 
 
-def to_tensor(image):
+def to_tensor(image: Image.Image) -> torch.Tensor:
     """Turn a PIL image into floats, (1, 8, 8) in 0..1."""
     return torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32))[None] / 255
 
 
-def digit_classifier():
+def digit_classifier() -> nn.Module:
+    """Return a small CNN: (n, 1, 8, 8) to scores, (n, 10)."""
     return nn.Sequential(
         *[nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()],
         *[nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10)],
@@ -81,6 +83,7 @@ def accuracy_of(model: nn.Module, test_set: Dataset, device: torch.device) -> fl
 
 
 def main() -> None:
+    """Bring up S3 and Dask, train, and say where everything lies."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--results", type=Path, default=Path("demo-results"))
