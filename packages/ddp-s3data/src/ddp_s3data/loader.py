@@ -1,0 +1,114 @@
+"""A torch DataLoader that tells its workers what comes next, and shards by rank."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from ._lookahead import LookAheadSampler
+from .errors import DaemonicProcessError
+
+__all__ = ["S3DataLoader"]
+
+_log = logging.getLogger("ddp_s3data")
+
+
+class S3DataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader`, all of it, that can do two things more.
+
+    *Look-ahead.* Each batch of indices carries the next ones for the same DataLoader worker, which
+    fetches them while it decodes. The batches and their order are exactly those of torch. It works
+    for every order, sampler and start method, with `num_workers=0` too, and for every dataset of
+    this package. A worker uses the hints only as far as it would otherwise wait.
+
+    *Sharding.* Inside a process group, unless a sampler is given, each rank gets its part of one
+    permutation made from (seed, epoch), equally many batches on each; the epoch advances with every
+    iteration, `set_epoch` is not needed.
+
+    Args:
+        dataset: see torch.
+        batch_size: see torch.
+        shuffle: see torch.
+        sampler: see torch; switches sharding off.
+        batch_sampler: see torch; switches sharding off.
+        num_workers: see torch.
+        lookahead: how many batches of one worker may be fetched ahead; 0 fetches none.
+        shard: give each rank its part.
+        seed: of the permutation over ranks.
+        settings: everything else that torch's DataLoader takes.
+
+    Raises:
+        DaemonicProcessError: when `num_workers` > 0 in a process that may not have children.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        *,
+        lookahead: int = 4,
+        shard: bool = True,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        if lookahead < 0:
+            raise ValueError(f"lookahead must be 0 or more, not {lookahead}")
+        if num_workers > 0 and multiprocessing.current_process().daemon:
+            raise DaemonicProcessError(
+                f"num_workers={num_workers} in a daemonic process, which may not have children; "
+                "use num_workers=0 (it fetches ahead too), or run training in a process of its own"
+            )
+        self.lookahead = lookahead
+        self._shards: DistributedSampler[Any] | None = None
+        self._epoch = 0
+        if shard and sampler is None and batch_sampler is None and _ranks() > 1:
+            self._shards = sampler = DistributedSampler(
+                dataset,
+                shuffle=bool(shuffle),
+                seed=seed,
+                drop_last=bool(settings.get("drop_last", False)),
+            )
+            shuffle = None
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            **settings,
+        )
+        if num_workers > 0 and not getattr(self, "in_order", True):
+            _log.info("in_order=False: which worker gets which batch is open; no look-ahead")
+            self.lookahead = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch's is a private class
+        if self._shards is not None:
+            self._shards.set_epoch(self._epoch)
+        self._epoch += 1
+        return super().__iter__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the one of this epoch; later ones count on from it."""
+        self._epoch = epoch
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch iterates over for batches of indices: ours, round the one it would take."""
+        inner = super()._index_sampler
+        if self.batch_sampler is None or self.lookahead == 0:
+            return inner
+        return LookAheadSampler(inner, max(1, self.num_workers), self.lookahead)
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
