@@ -92,7 +92,7 @@ def install_wheels(session: nox.Session, *packages: str) -> None:
     output = Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(output, ignore_errors=True)
     for package in packages:
-        session.run(
+        session.run_install(
             *["python", "-m", "build", "--no-isolation", f"--outdir={output}"],
             f"packages/{package}",
             silent=True,
