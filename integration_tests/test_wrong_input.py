@@ -1,6 +1,8 @@
 """Wrong input is answered with what is wrong and what to do, through the old names too."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,17 +31,28 @@ def test_empty_prefix_is_named(s3: S3Server) -> None:
         S3ImageFolder("sparse", "train")
 
 
-def test_missing_credentials_are_explained(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_credentials_are_explained(s3: S3Server, tmp_path: Path) -> None:
     s3.create_bucket("private")
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ddp_s3data.S3DataError, match=r"(?s)credentials.*anon=True"):
-        S3ImageFolder("private", "train/")
+    environment = {name: value for name, value in os.environ.items() if "AWS_" not in name}
+    environment |= {
+        "AWS_ENDPOINT_URL": s3.endpoint_url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+    }
+    program = "import ddp_s3data; ddp_s3data.S3ImageFolder('private', 'train/')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "s3://private/train/" in last
+    assert "credentials" in last
+    assert "anon=True" in last
 
 
 def test_cluster_without_workers_is_said_to_have_none() -> None:

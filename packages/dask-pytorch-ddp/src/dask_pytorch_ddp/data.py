@@ -33,8 +33,5 @@ class S3ImageFolder(ddp_s3data.S3ImageFolder):
         anon: bool = False,
         **more: Any,
     ) -> None:
-        self.s3_bucket = s3_bucket
-        self.s3_prefix = s3_prefix
-        self.anon = anon
         more = {"class_from": "parent", **more}
         super().__init__(s3_bucket, s3_prefix, transform, target_transform, anon, **more)
