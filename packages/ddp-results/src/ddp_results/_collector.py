@@ -1,0 +1,272 @@
+"""The receiving half on the client: from the channel into order, to the sinks, and back an ack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddp_results._channel import Channel
+from ddp_results._delivery import Delivery
+from ddp_results._sender import fair_window
+from ddp_results._stream import Stream
+from ddp_results._wire import (
+    Ack,
+    Lease,
+    pack_lease,
+    unpack_frame,
+    unpack_lease,
+    unpack_source,
+)
+from ddp_results.errors import (
+    ChannelLostError,
+    ChannelResetError,
+    CollectorBusyError,
+    ResultsError,
+    WireError,
+)
+
+logger = logging.getLogger("ddp_results")
+
+_PAUSES_S = (0.002, 0.05)  # between looks at the queue
+_PUBLISH_S = 0.02  # at most so often an acknowledgement
+_BEAT_S = 0.5  # at least so often
+_REGISTRY_S = 0.5
+_LEASE_S = 3.0  # a collector without a beat for so long is dead
+_SILENT_S = 5.0  # a source that does not answer for so long is dead
+_LOST_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
+
+
+class Collector:
+    """Thread `ddp-results-collector`; one at a time for a key, across machines.
+
+    Attributes:
+        streams: source uid to its stream.
+        error: why the collector ended before it was told to.
+        n_bad_frames: what came and could not be read.
+    """
+
+    def __init__(self, key: str, open_channel: Callable[[], Channel], delivery: Delivery) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.error: Exception | None = None
+        self.n_bad_frames = 0
+        self._key = key
+        self._open_channel = open_channel
+        self._delivery = delivery
+        self._epoch = f"{time.time():.3f}-{secrets.token_hex(4)}"
+        self._mark = 0
+        self._finish_since = 0.0
+        self._registry_read = 0.0
+        self._drains = 0
+        self._published: dict[str, tuple[int, ...]] = {}
+        self._published_s = 0.0
+        self._stopping = False
+        self._attached = threading.Event()
+        self._finished = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._main, name="ddp-results-collector", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start, and return when this is the collector of the key.
+
+        Raises:
+            CollectorBusyError: if there is another.
+            ChannelLostError: if the scheduler cannot be reached.
+        """
+        self._thread.start()
+        if not self._attached.wait(_START_TIMEOUT_S):
+            raise ChannelLostError(f"the Dask scheduler does not answer for {_START_TIMEOUT_S} s")
+        if self.error is not None:
+            raise self.error
+
+    def finish(self) -> None:
+        """Begin to collect what has been submitted up to now; `wait_finished` tells when done."""
+        self._finish_since = time.monotonic()
+        # Numbers grow from one collector to the next, so that a source answers each once.
+        self._mark = time.time_ns() // 1_000_000
+
+    def wait_finished(self, timeout_s: float) -> bool:
+        """Wait for the end of `finish`, or for an error; return whether it came."""
+        return self._finished.wait(timeout_s) or self._ended.is_set()
+
+    def stop(self, timeout_s: float) -> None:
+        """Store what has come, confirm it, and end; a second call does nothing."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except ResultsError as error:
+            self.error = error
+        except Exception as error:
+            logger.exception("collecting results")
+            self.error = error
+        finally:
+            self._ended.set()
+            self._attached.set()
+
+    async def _run(self) -> None:
+        channel = self._open_channel()
+        await channel.open()
+        await self._attach(channel)
+        self._attached.set()
+        pause, lost_since = _PAUSES_S[0], 0.0
+        while not self._stopping:
+            try:
+                got = await self._cycle(channel)
+            except ChannelResetError:
+                continue  # the ranks will resend what is not durable
+            except ChannelLostError:
+                now = time.monotonic()
+                lost_since = lost_since or now
+                if now - lost_since > _LOST_TIMEOUT_S:
+                    raise
+                await asyncio.sleep(0.5)
+                continue
+            lost_since = 0.0
+            if self._mark and not got and self._all_complete():
+                self._finished.set()
+            pause = _PAUSES_S[0] if got else min(_PAUSES_S[1], pause * 1.5)
+            await asyncio.sleep(pause)
+        await self._detach(channel)
+
+    async def _cycle(self, channel: Channel) -> int:
+        frames = await channel.drain()
+        self._drains += 1
+        for data in frames:
+            self._feed(data)
+        frame_count = len(frames)
+        frames.clear()
+        now = time.monotonic()
+        if now - self._registry_read >= _REGISTRY_S or self._registry_read < self._finish_since:
+            await self._read_registry(channel)
+            self._registry_read = now
+        await self._publish(channel)
+        return frame_count
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            frame = unpack_frame(data)
+        except WireError as error:
+            self.n_bad_frames += 1
+            logger.error("ignored what came through the queue of %r: %s", self._key, error)
+            return
+        stream = self.streams.get(frame.source.uid)
+        if stream is None:
+            stream = self.streams[frame.source.uid] = Stream(frame.source, frame.confirmed)
+        self._pass_on(stream, stream.feed(frame))
+
+    def _pass_on(self, stream: Stream, records: list[Any]) -> None:
+        if records:
+            self._delivery.put(stream, records)
+
+    def _all_complete(self) -> bool:
+        now = time.monotonic()
+        complete = self._registry_read >= self._finish_since
+        for stream in self.streams.values():
+            if stream.is_complete(self._mark):
+                continue
+            complete = False
+            quiet_since = max(stream.heard_s, self._finish_since)
+            if now - quiet_since < _SILENT_S or stream.durable < stream.received:
+                continue
+            if stream.has_gap:
+                self._pass_on(stream, stream.skip_gap())
+            else:
+                stream.given_up = True
+        return complete and self._delivery.is_idle
+
+    async def _attach(self, channel: Channel) -> None:
+        await self._wait_for_lease(channel)
+        acks = await channel.read("ack") or {}
+        for uid, note in (await channel.read("src") or {}).items():
+            if note:
+                durable = Ack.unpack(acks[uid]).durable if acks.get(uid) else 0
+                self.streams[uid] = Stream(unpack_source(note), durable)
+        await self._cycle(channel)
+
+    async def _wait_for_lease(self, channel: Channel) -> None:
+        first = unpack_lease(await channel.read("collector"))
+        if first is not None and not first.is_dead_here:
+            deadline = time.monotonic() + _LEASE_S
+            while time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+                lease = unpack_lease(await channel.read("collector"))
+                if lease is None:
+                    break
+                if lease != first:
+                    raise CollectorBusyError(
+                        f"process_results for {self._key!r} runs already, on {lease.host} in"
+                        f" process {lease.pid}; use another key, or stop that one"
+                    )
+        await self._beat(channel)
+
+    async def _beat(self, channel: Channel) -> None:
+        lease = Lease(self._epoch, socket.gethostname(), os.getpid(), self._drains)
+        await channel.write(("collector",), pack_lease(lease))
+
+    async def _read_registry(self, channel: Channel) -> None:
+        for uid, note in (await channel.read("src") or {}).items():
+            if note and uid not in self.streams:
+                self.streams[uid] = Stream(unpack_source(note))
+
+    async def _publish(self, channel: Channel, *, closed: bool = False) -> None:
+        now = time.monotonic()
+        late = now - self._published_s
+        if late < _PUBLISH_S and not closed:
+            return
+        window = fair_window(sum(not stream.end for stream in self.streams.values()))
+        notes = {
+            uid: Ack(
+                self._epoch,
+                stream.durable,
+                stream.taken,
+                stream.received,
+                self._drains,
+                window,
+                self._mark,
+                closed,
+            )
+            for uid, stream in self.streams.items()
+        }
+        state: dict[str, tuple[int, ...]] = {
+            uid: (a.durable, a.taken, a.received, a.mark) for uid, a in notes.items()
+        }
+        if state == self._published and late < _BEAT_S and not closed and not self._suspicious():
+            return
+        lease = unpack_lease(await channel.read("collector"))
+        if lease is not None and lease.epoch != self._epoch:
+            raise CollectorBusyError(
+                f"process_results for {self._key!r} was taken over by {lease.host}, process"
+                f" {lease.pid}, because this one had shown no life for {_LEASE_S:.0f} s"
+            )
+        await channel.write(("ack",), {uid: ack.pack() for uid, ack in notes.items()})
+        await self._beat(channel)
+        self._published, self._published_s = state, now
+
+    def _suspicious(self) -> bool:
+        """Whether a source must learn soon how often the queue was emptied, to resend."""
+        return any(stream.has_gap for stream in self.streams.values())
+
+    async def _detach(self, channel: Channel) -> None:
+        """Confirm what could be stored, and leave the key to the next collector."""
+        done = await asyncio.to_thread(self._delivery.stop, 30.0)
+        if not done:
+            logger.warning("not all that has come could be stored; the ranks keep it")
+        await self._publish(channel, closed=True)
+        for uid, stream in self.streams.items():
+            if (stream.end and stream.durable >= stream.end) or stream.given_up:
+                await channel.write(("src", uid), b"")
+        await channel.write(("collector",), b"")
+        await channel.close()

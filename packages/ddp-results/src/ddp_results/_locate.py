@@ -1,0 +1,80 @@
+"""Find the Dask scheduler from wherever a handler is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed.client import default_client
+from distributed.security import Security
+from distributed.worker import Worker, get_worker
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerAddress:
+    """Where the scheduler listens, and how to speak to it.
+
+    Attributes:
+        address: such as `tcp://10.0.0.1:8786`.
+        security: TLS settings; None for the ones of the Dask configuration.
+        role: whose certificate to show, `client` or `worker`.
+    """
+
+    address: str
+    security: Security | None = None
+    role: str = "client"
+
+    def __repr__(self) -> str:  # never print keys
+        return f"SchedulerAddress({self.address!r})"
+
+    def connection_args(self) -> dict[str, Any]:
+        """Return the keyword arguments of `distributed.rpc`."""
+        security = Security() if self.security is None else self.security  # type: ignore[no-untyped-call]
+        args: dict[str, Any] = security.get_connection_args(self.role)  # type: ignore[no-untyped-call]
+        return args
+
+
+def locate(carried: SchedulerAddress | None = None) -> SchedulerAddress | None:
+    """Return the scheduler as this process should see it, or None if there is none.
+
+    In this order: the worker whose task runs here; the `scheduler-address` of the Dask
+    configuration (a rank in a child process); the only worker in this process (a plain thread);
+    the address that the pickled handler carries; the client of this process. The worker comes
+    before the client's view because the two may reach the scheduler by different addresses.
+    """
+    return _of_task() or _of_config() or _of_only_worker() or carried or of_client()
+
+
+def of_client() -> SchedulerAddress | None:
+    """Return the scheduler of this process's default Dask client, if it has one."""
+    try:
+        client = default_client()  # type: ignore[no-untyped-call]
+    except ValueError:
+        return None
+    scheduler = getattr(client, "scheduler", None)
+    if scheduler is None:
+        return None
+    return SchedulerAddress(scheduler.address, client.security)
+
+
+def _of_task() -> SchedulerAddress | None:
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    return _of_worker(worker)
+
+
+def _of_config() -> SchedulerAddress | None:
+    address = dask.config.get("scheduler-address", None)
+    return SchedulerAddress(address) if address else None
+
+
+def _of_only_worker() -> SchedulerAddress | None:
+    workers = list(Worker._instances)
+    return _of_worker(workers[0]) if len(workers) == 1 else None
+
+
+def _of_worker(worker: Any) -> SchedulerAddress:
+    return SchedulerAddress(worker.scheduler.address, worker.security, role="worker")

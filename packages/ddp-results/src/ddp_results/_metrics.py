@@ -1,0 +1,110 @@
+"""Turn what users log as a metric into a plain number, text, flag or None."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_results.errors import MetricError
+
+Scalar = float | int | str | bool | None
+
+_PLAIN = frozenset((float, int, str, bool, type(None)))
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return `metrics` with every value as a plain scalar.
+
+    Tensors and arrays of one element (any device, any dtype), numpy scalars, `Decimal` and
+    `Fraction` become numbers, dates and times ISO 8601 text, durations seconds. NaN and infinities
+    stay what they are. Reading a CUDA tensor waits for the device, as `.item()` does.
+
+    Raises:
+        MetricError: for a value that is not one scalar, or a key that is not text; it names the
+            key, the type and, where there is one, the shape.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricError(f"metrics must be a mapping of name to number, not {_kind(metrics)}")
+    plain: dict[str, Scalar] = {}
+    for key, value in metrics.items():
+        if not isinstance(key, str):
+            raise MetricError(f"metric name {key!r} must be a str, not {type(key).__name__}")
+        plain[key] = value if type(value) in _PLAIN else _scalar(key, value)
+    return plain
+
+
+def check_step(step: object) -> int | None:
+    """Return `step` as an int, or None.
+
+    Raises:
+        MetricError: if it is not a whole number.
+    """
+    if step is None or type(step) is int:
+        return step
+    value = _scalar("step", step)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise MetricError(f"step must be a whole number or None, not {step!r}")
+    return value
+
+
+def _scalar(key: str, value: Any) -> Scalar:
+    if isinstance(value, bool | int | float | str):  # subclasses: enums, numpy's float64
+        return _base(value)
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if callable(getattr(value, "item", None)):
+        return _from_array(key, value)
+    if hasattr(type(value), "__float__") and not isinstance(value, complex):
+        return float(value)
+    raise MetricError(
+        f"metric {key!r} is {_kind(value)}; log a single number, or submit_result() the whole"
+    )
+
+
+def _base(value: bool | int | float | str) -> Scalar:
+    for base in (bool, int, float, str):
+        if isinstance(value, base):
+            return base(value) if base is not str else str.__str__(value)
+    return value
+
+
+def _from_array(key: str, value: Any) -> Scalar:
+    count = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", 1)
+    if count != 1:
+        raise MetricError(
+            f"metric {key!r} is {_kind(value)} of shape {tuple(value.shape)}; log a single number,"
+            f" for example {key}.mean()"
+        )
+    item = value.item()
+    if type(item) is type(value):
+        raise MetricError(f"metric {key!r} is {_kind(value)}, which is no number")
+    return item if type(item) in _PLAIN else _scalar(key, item)
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def to_json(value: Scalar) -> Any:
+    """Return `value` as valid JSON holds it: NaN and infinities as `{"$float": "nan"}`."""
+    if type(value) is float and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value
+
+
+def from_json(value: Any) -> Scalar:
+    """Undo `to_json`."""
+    if type(value) is dict:
+        return float(value["$float"])
+    plain: Scalar = value
+    return plain

@@ -1,0 +1,172 @@
+"""The numbered records that a process has submitted and does not yet know to be durable.
+
+Invariants, with `submitted >= sent >= taken` and `taken >= durable` in sequence numbers:
+
+* a record is dropped only when it is durable;
+* when `add` has returned, what is submitted and not taken fits into the window, so that it can
+  be put into the queue without waiting for anybody (at exit, for example);
+* numbers are given in the order of `add`, and a group added together is contiguous.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ddp_results._record import Record
+
+RECORD_OVERHEAD_BYTES = 64  # what an empty record costs in a frame and in memory, generously
+
+
+class Retired(Exception):  # noqa: N818 - control flow between two of our modules, not an error
+    """The outbox has been closed while empty: its owner has gone, use a new one."""
+
+
+class Outbox:
+    """Thread-safe: any thread adds, one thread takes frames and applies acknowledgements."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self.submitted = 0
+        self.sent = 0
+        self.taken = 0
+        self.durable = 0
+        self.failure: BaseException | None = None
+        self.last_change = time.monotonic()
+        self._records: dict[int, tuple[Record, int]] = {}  # number -> record, bytes up to it
+        self._offsets_base = 0  # bytes up to and including `durable`
+        self._bytes = 0  # bytes up to and including `submitted`
+        self._retired = False
+        self._changed = threading.Condition(threading.Lock())
+
+    def add(self, records: Sequence[Record]) -> int:
+        """Number `records`, keep them, and return the number of the last; never blocks.
+
+        Raises:
+            Retired: if `retire` came first.
+        """
+        with self._changed:
+            if self._retired:
+                raise Retired
+            if self.failure is not None:
+                raise self.failure
+            for record in records:
+                self.submitted += 1
+                self._bytes += record.size_bytes + RECORD_OVERHEAD_BYTES
+                self._records[self.submitted] = (record, self._bytes)
+            return self.submitted
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what is submitted and not taken fits into the window."""
+        return self._bytes - self._offset(self.taken) <= self.window_bytes
+
+    def wait_until(
+        self,
+        reached: Callable[[], bool],
+        timeout_s: float | None,
+        *,
+        stalled_s: float | None = None,
+        on_wait: Callable[[float], None] | None = None,
+        tick_s: float = 1.0,
+    ) -> bool:
+        """Block until `reached()` or an end: False after `timeout_s`, or `stalled_s` unchanged.
+
+        Calls `on_wait(seconds)` every 10 seconds. Raises the failure of the outbox if it has one.
+        """
+        start = told = time.monotonic()
+        with self._changed:
+            while not reached():
+                if self.failure is not None:
+                    raise self.failure
+                now = time.monotonic()
+                if timeout_s is not None and now - start >= timeout_s:
+                    return False
+                if stalled_s is not None and now - max(start, self.last_change) >= stalled_s:
+                    return False
+                if on_wait is not None and now - told >= 10:
+                    told = now
+                    on_wait(now - start)
+                left = tick_s if timeout_s is None else min(tick_s, timeout_s - (now - start))
+                self._changed.wait(max(left, 0.001))
+        return True
+
+    def next_records(self, max_bytes: int, max_records: int) -> tuple[int, list[Record]] | None:
+        """Return the next records to send and the number of the first, or None.
+
+        None when all are sent, or when the window is full. At least one record when there is
+        one, whatever its size.
+        """
+        with self._changed:
+            limit = self._offset(self.taken) + self.window_bytes
+            first = number = self.sent + 1
+            start = self._offset(self.sent)
+            chosen: list[Record] = []
+            while number <= self.submitted and len(chosen) < max_records:
+                record, upto = self._records[number]
+                if chosen and (upto - start > max_bytes or upto > limit):
+                    break
+                if not chosen and upto > limit and self.sent > self.taken:
+                    return None
+                chosen.append(record)
+                number += 1
+            self.sent = number - 1
+            return (first, chosen) if chosen else None
+
+    def acknowledge(self, *, durable: int, taken: int) -> bool:
+        """Apply what the client says; return whether that was news.
+
+        `taken` may go back, when a new client has to be told again what the last one held.
+        """
+        with self._changed:
+            durable = min(durable, self.submitted)
+            taken = max(min(taken, self.submitted), durable, self.durable)
+            news = durable > self.durable or taken != self.taken
+            if durable > self.durable:
+                self._offsets_base = self._records[durable][1]
+                for number in range(self.durable + 1, durable + 1):
+                    del self._records[number]
+                self.durable = durable
+            self.taken = taken
+            self.sent = max(self.sent, durable)
+            if news:
+                self.last_change = time.monotonic()
+                self._changed.notify_all()
+            return news
+
+    def rewind(self, number: int) -> None:
+        """Send again everything after `number`."""
+        with self._changed:
+            self.sent = max(self.durable, min(self.sent, number))
+            self.taken = min(self.taken, self.sent)
+
+    def resize(self, window_bytes: int) -> None:
+        """Change the window; whoever waits for room looks again."""
+        with self._changed:
+            if window_bytes != self.window_bytes:
+                self.window_bytes = window_bytes
+                self._changed.notify_all()
+
+    def fail(self, failure: BaseException) -> None:
+        """Make every waiting and every later call raise `failure`."""
+        with self._changed:
+            self.failure = failure
+            self._changed.notify_all()
+
+    def retire(self) -> bool:
+        """Accept no more, if nothing is under way; return whether that is so now."""
+        with self._changed:
+            if self.durable == self.submitted:
+                self._retired = True
+            return self._retired
+
+    @property
+    def retired(self) -> bool:
+        """Whether `retire` has succeeded."""
+        return self._retired
+
+    def _offset(self, number: int) -> int:
+        if number <= self.durable:
+            return self._offsets_base
+        return self._records[number][1]

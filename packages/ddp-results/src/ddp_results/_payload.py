@@ -1,0 +1,46 @@
+"""Cut a result into records."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from ddp_results._record import Kind, Record
+
+PART_BYTES = 2**20
+
+
+def as_bytes(path: str, data: Any) -> bytes:
+    """Return `data` as bytes that nobody changes.
+
+    Raises:
+        TypeError: if it is something else; it names the path.
+    """
+    if type(data) is bytes:
+        return data
+    if isinstance(data, str):
+        return data.encode("utf-8", "surrogatepass")
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(
+        f"result {path!r}: data must be bytes or str, not {type(data).__name__};"
+        " json.dumps() or pickle.dumps() it first"
+    )
+
+
+def result_records(path: str, data: bytes) -> list[Record]:
+    """Return the records that store `data` at `path`: one, or parts if it is large."""
+    now = time.time()
+    total = len(data)
+    if total <= PART_BYTES:
+        return [Record(Kind.RESULT, now, (path, data), total + len(path))]
+    digest = hashlib.sha256(data, usedforsecurity=False).digest()
+    view = memoryview(data)
+    records = []
+    for offset in range(0, total, PART_BYTES):
+        part = view[offset : offset + PART_BYTES]
+        last = offset + len(part) == total
+        fields = (path, offset, total, part, digest if last else b"")
+        records.append(Record(Kind.PART, now, fields, len(part) + len(path)))
+    return records

@@ -1,0 +1,298 @@
+"""The sending half in a rank: a thread that moves records from the outbox into the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ddp_results._channel import SCHEDULER_BUDGET_BYTES, Channel
+from ddp_results._outbox import Outbox
+from ddp_results._record import Kind, Record, Source
+from ddp_results._wire import Ack, Frame, pack_frame, pack_source
+from ddp_results.errors import BackPressureError, ChannelLostError, ChannelResetError
+
+logger = logging.getLogger("ddp_results")
+
+FRAME_BYTES = 2**20
+FRAME_RECORDS = 512
+MIN_WINDOW_BYTES = 2**20
+MAX_WINDOW_BYTES = 16 * 2**20
+_BATCH_S = 0.02  # how long small records gather before the next frame
+_POLL_S = (0.01, 0.25)  # between looks at the acknowledgement, while something is under way
+_IDLE_POLL_S = (0.25, 1.0)  # and while nothing is: a client may ask for a mark
+_CONNECT_TIMEOUT_S = 30.0
+_LOST_TIMEOUT_S = 60.0  # the scheduler may be away for so long
+_STALLED_TIMEOUT_S = 600.0  # nothing taken for so long, with a full window: give up
+_COLLECTOR_SILENT_S = 5.0  # without a sign of life, the client counts as gone
+
+
+def fair_window(n_sources: int) -> int:
+    """Return how many bytes one of `n_sources` may have under way."""
+    share = SCHEDULER_BUDGET_BYTES // max(1, n_sources)
+    return max(MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, share))
+
+
+class Sender:
+    """Thread `ddp-results-sender`, with an event loop and a connection of its own.
+
+    The constructor returns when the source is registered, so that a client which sees the task
+    finished also knows of the source.
+
+    Raises:
+        ChannelLostError: if the scheduler cannot be reached.
+    """
+
+    def __init__(self, key: str, open_channel: Callable[[], Channel]) -> None:
+        self._key = key
+        self._open_channel = open_channel
+        self._source = Source.here()
+        self._outbox = Outbox(MAX_WINDOW_BYTES)
+        self._ready = threading.Event()
+        self._closing = False
+        self._stopping = False
+        self._idle = False
+        self._epoch = ""
+        self._beat = (0.0, -1)  # when the collector last showed life, and its count of drains
+        self._suspect: tuple[int, int] | None = None  # number sent, drains when it was noticed
+        self._mark = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="ddp-results-sender", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_CONNECT_TIMEOUT_S + 5):
+            self._outbox.fail(ChannelLostError(f"no connection within {_CONNECT_TIMEOUT_S:.0f} s"))
+        if self._outbox.failure is not None:
+            raise self._outbox.failure
+
+    def submit(self, records: Sequence[Record]) -> None:
+        """Accept records; block while the window is full.
+
+        Raises:
+            BackPressureError: if nothing has been taken for ten minutes.
+            ChannelLostError: if the scheduler has gone.
+        """
+        self._outbox.add(records)
+        if self._idle:
+            self._wake_up()
+        if not self._outbox.has_room and not self._outbox.wait_until(
+            lambda: self._outbox.has_room,
+            None,
+            stalled_s=_STALLED_TIMEOUT_S,
+            on_wait=self._say_waiting,
+        ):
+            raise BackPressureError(
+                f"{self._source.label}: nobody has taken a result for {_STALLED_TIMEOUT_S:.0f} s"
+                f" and the {self._outbox.window_bytes >> 20} MiB that may wait are full;"
+                " run process_results() on the client while the ranks run"
+            )
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until everything submitted so far is durable; False if that takes too long."""
+        goal = self._outbox.add([_control(Kind.MARK, 0)])
+        self._wake_up()
+        return self._outbox.wait_until(
+            lambda: self._outbox.durable >= goal, timeout_s, on_wait=self._say_waiting
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Deliver what is left and stop.
+
+        With a client attached this waits until everything is durable; without one, until it is
+        in the queue, where it waits for a client. Bounded by `timeout_s`.
+        """
+        if not self._outbox.retired and self._outbox.failure is None:
+            deadline = time.monotonic() + timeout_s
+            self._outbox.add([_control(Kind.END)])
+            self._closing = True
+            self._wake_up()
+            self._wait_delivered(timeout_s)
+            if self._outbox.durable < self._outbox.submitted and self._epoch:
+                self._outbox.rewind(self._outbox.durable)  # the client may have died holding it
+                self._wake_up()
+                self._wait_delivered(max(1.0, deadline - time.monotonic()), only_sent=True)
+        unsent = self._outbox.submitted - self._outbox.sent
+        if self._outbox.failure is not None or unsent:
+            logger.error(
+                "%s leaves with %d of its %d results not delivered: %s",
+                self._source.label,
+                self._outbox.submitted - self._outbox.durable,
+                self._outbox.submitted,
+                self._outbox.failure or "the scheduler does not take them",
+            )
+        self._stopping = True
+        self._wake_up()
+        self._thread.join(2.0)
+
+    def _wait_delivered(self, timeout_s: float, *, only_sent: bool = False) -> None:
+        box = self._outbox
+
+        def delivered() -> bool:
+            sent = box.sent == box.submitted
+            return box.durable == box.submitted or (
+                sent and (only_sent or not self._collector_lives())
+            )
+
+        try:
+            box.wait_until(delivered, timeout_s, tick_s=0.01)
+        except ChannelLostError:
+            return  # told below, with the numbers
+
+    def _collector_lives(self) -> bool:
+        return bool(self._epoch) and time.monotonic() - self._beat[0] < _COLLECTOR_SILENT_S
+
+    def _say_waiting(self, seconds: float) -> None:
+        logger.warning(
+            "%s has waited %.0f s: %d results are under way and %s",
+            self._source.label,
+            seconds,
+            self._outbox.submitted - self._outbox.durable,
+            "the client's sink is slower than the ranks"
+            if self._collector_lives()
+            else f"no client runs process_results for {self._key!r}",
+        )
+
+    def _wake_up(self) -> None:
+        self._idle = False
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception as error:  # noqa: BLE001 - handed to whoever submits next
+            self._outbox.fail(error)
+        finally:
+            self._ready.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        channel = self._open_channel()
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                await self._register(channel)
+        except TimeoutError as error:
+            raise ChannelLostError(f"no answer within {_CONNECT_TIMEOUT_S:.0f} s") from error
+        self._ready.set()
+        poll = _Pace(_POLL_S)
+        lost_since: float | None = None
+        while not self._stopping:
+            try:
+                if await self._step(channel, poll):
+                    break
+                lost_since = None
+            except ChannelResetError:
+                self._outbox.rewind(self._outbox.durable)
+                await self._register(channel)
+            except ChannelLostError:
+                now = time.monotonic()
+                lost_since = lost_since or now
+                self._outbox.rewind(self._outbox.durable)
+                if now - lost_since > _LOST_TIMEOUT_S or self._stopping:
+                    raise
+                await asyncio.sleep(min(2.0, 0.1 + (now - lost_since) / 4))
+        await channel.close()
+
+    async def _register(self, channel: Channel) -> None:
+        await channel.open()
+        await channel.write(("src", self._source.uid), pack_source(self._source))
+        self._outbox.resize(fair_window(len(await channel.read("src") or ())))
+
+    async def _step(self, channel: Channel, poll: _Pace) -> bool:
+        """Send one frame or wait for something to do; return whether all is done."""
+        box = self._outbox
+        batch = box.next_records(FRAME_BYTES, FRAME_RECORDS)
+        if batch is not None:
+            first, records = batch
+            frame = pack_frame(Frame(self._key, self._source, box.durable, first, records))
+            await channel.put(frame)
+            poll.hurry(_POLL_S)
+        if poll.due:
+            changed = self._apply(await channel.read("ack", self._source.uid))
+            busy = box.durable < box.submitted
+            poll.next(_POLL_S if busy else _IDLE_POLL_S, changed)
+            if not busy and (self._closing or self._closed_by_client):
+                return box.retire()
+        if batch is None or len(frame) < FRAME_BYTES // 2:
+            await self._pause(_BATCH_S if batch is not None else poll.wait_s)
+        return False
+
+    async def _pause(self, seconds: float) -> None:
+        """Let small records gather, or sleep until woken."""
+        if seconds <= _BATCH_S:
+            await asyncio.sleep(seconds)
+            return
+        self._wake.clear()
+        self._idle = True
+        try:
+            if self._outbox.submitted == self._outbox.sent or not self._outbox.has_room:
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._idle = False
+
+    _closed_by_client = False
+
+    def _apply(self, note: bytes | None) -> bool:
+        """Apply an acknowledgement; return whether something changed."""
+        if not isinstance(note, bytes) or not note:
+            return False
+        ack = Ack.unpack(note)
+        box = self._outbox
+        self._closed_by_client = ack.closed
+        if ack.epoch != self._epoch:
+            self._epoch, self._suspect = ack.epoch, None
+        if ack.drains != self._beat[1]:
+            self._beat = (time.monotonic(), ack.drains)
+        if ack.closed:
+            self._beat = (0.0, ack.drains)
+        box.resize(ack.window_bytes)
+        changed = box.acknowledge(durable=ack.durable, taken=ack.taken)
+        self._resend_what_was_lost(ack)
+        if ack.mark > self._mark:
+            self._mark = ack.mark
+            box.add([_control(Kind.MARK, ack.mark)])
+            changed = True
+        return changed
+
+    def _resend_what_was_lost(self, ack: Ack) -> None:
+        """Send again what has been put before two complete drains and is not received."""
+        box = self._outbox
+        if ack.closed or box.sent <= ack.received:
+            self._suspect = None
+        elif self._suspect is None:
+            self._suspect = (box.sent, ack.drains)
+        elif ack.drains >= self._suspect[1] + 2:
+            if ack.received < self._suspect[0]:
+                logger.debug("resending from %d", ack.received + 1)
+                box.rewind(ack.received)
+            self._suspect = None
+
+
+class _Pace:
+    """When to look next: soon after something happened, then ever more rarely."""
+
+    def __init__(self, bounds: tuple[float, float]) -> None:
+        self.wait_s = bounds[0]
+        self._at = 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._at
+
+    def hurry(self, bounds: tuple[float, float]) -> None:
+        self.wait_s = bounds[0]
+        self._at = min(self._at, time.monotonic() + self.wait_s)
+
+    def next(self, bounds: tuple[float, float], changed: bool) -> None:
+        low, high = bounds
+        self.wait_s = low if changed else max(low, min(high, self.wait_s * 1.5))
+        self._at = time.monotonic() + self.wait_s
+
+
+def _control(kind: Kind, *fields: int) -> Record:
+    return Record(kind, time.time(), fields, 0)

@@ -1,0 +1,110 @@
+"""The calls that a rank makes, common to all handlers."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_results import _outlet
+from ddp_results._metrics import check_step, scalars
+from ddp_results._outbox import Retired
+from ddp_results._paths import check_path
+from ddp_results._payload import as_bytes, result_records
+from ddp_results._record import Kind, Record
+from ddp_results.checkpoints import checkpoint_records
+from ddp_results.errors import FlushTimeoutError
+
+
+class SubmittingHandler(abc.ABC):
+    """Numbers what is submitted and hands it to the outlet of the process.
+
+    Usable from any thread, from processes forked or spawned by a rank, and after pickling. What
+    one process submits is stored in the order of its calls.
+    """
+
+    _outlet_key: str
+
+    @abc.abstractmethod
+    def _create_outlet(self) -> _outlet.Outlet:
+        """Return a new outlet for this process."""
+
+    def submit_result(self, path: str, data: bytes | bytearray | memoryview | str) -> None:
+        """Have `data` stored at `path`; text as UTF-8.
+
+        Returns in microseconds, before the data is stored (`flush` waits for that), unless the
+        sink is slower than the ranks: then it blocks until there is room. A later call with the
+        same path replaces the result. A `bytes` object is kept, not copied.
+
+        Raises:
+            PathError: if no sink may write there.
+            TypeError: if `data` is neither bytes nor text.
+            NoClusterError, ChannelLostError: if there is no way to deliver it.
+            BackPressureError: if there was no room for ten minutes.
+        """
+        self._submit(result_records(check_path(path), as_bytes(path, data)))
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record one point: named numbers (or text, flags, dates) at a step.
+
+        Takes what `float` takes, tensors and arrays of one element; NaN and infinities are kept.
+        Blocks and raises as `submit_result` does.
+
+        Raises:
+            MetricError: for anything else; it names the key.
+        """
+        values = scalars(metrics)
+        size = 16 + sum(len(key) + 9 for key in values)
+        record = Record(Kind.METRICS, time.time(), (check_step(step), values), size)
+        self._submit([record])
+
+    def save_checkpoint(
+        self,
+        name: str,
+        state_dict: Any,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store a checkpoint below `checkpoints/<name>/`, by `torch.save`.
+
+        The state is serialised before this returns, so training may go on to change it. The
+        manifest is written last: a reader sees the whole checkpoint or the one before it. What
+        `torch.load(weights_only=True)` would not read back is refused here.
+
+        Args:
+            name: one path segment, such as `step-100`.
+            state_dict: tensors and plain containers, as from `model.state_dict()`.
+            step: orders checkpoints; without it, the time does.
+            metrics: recorded in the manifest, for choosing the best.
+
+        Raises:
+            CheckpointError: if torch is missing, or cannot save or read back the state.
+        """
+        self._submit(checkpoint_records(name, state_dict, step=step, metrics=metrics))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything that this process has submitted is durable in the sink.
+
+        Args:
+            timeout: seconds; None to wait as long as it takes, saying every 10 s for what.
+
+        Raises:
+            FlushTimeoutError: after `timeout`; nothing is lost by that.
+        """
+        outlet = _outlet.existing(self._outlet_key)
+        if outlet is None:
+            return
+        try:
+            done = outlet.flush(timeout)
+        except Retired:  # it was empty
+            return
+        if not done:
+            raise FlushTimeoutError(
+                f"not everything is stored after {timeout} s; is process_results running, and its"
+                " sink writable?"
+            )
+
+    def _submit(self, records: list[Record]) -> None:
+        _outlet.submit(self._outlet_key, self._create_outlet, records)

@@ -1,0 +1,206 @@
+"""The bytes that travel: frames from a source to the client, acknowledgements back.
+
+A frame is one msgpack map with short keys; the README documents it for other programs. Nothing
+in it is ever unpickled: msgpack knows numbers, text, bytes, lists and maps, and one extension
+(type 1: an integer beyond 64 bits, as decimal text).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import msgpack
+
+from ddp_results._record import Kind, Record, Source
+from ddp_results.errors import WireError
+
+VERSION = 1
+_BIG_INTEGER = 1
+_ARITY = {Kind.RESULT: 2, Kind.METRICS: 2, Kind.PART: 5, Kind.DELETE: 1, Kind.MARK: 1, Kind.END: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Consecutive records of one source.
+
+    Attributes:
+        run: the key of the handler.
+        source: who speaks.
+        confirmed: the last sequence number that the source knows to be durable.
+        first: sequence number of the first record (they count from 1).
+        records: the records `first`, `first + 1`, …
+    """
+
+    run: str
+    source: Source
+    confirmed: int
+    first: int
+    records: Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What the client tells one source.
+
+    Attributes:
+        epoch: identifies the client's collector; a new one may have to be told again.
+        durable: every record up to this one is stored for good.
+        taken: every record up to this one has left the client's memory.
+        received: every record up to this one has arrived.
+        drains: how often the collector has emptied the queue: a frame that was put before two
+            complete drains and is not received is lost.
+        window_bytes: how much the source may have under way.
+        mark: the source shall send a MARK with this number, once; 0 for none.
+        closed: the collector has gone in good order; a source that has nothing left may rest.
+    """
+
+    epoch: str
+    durable: int
+    taken: int
+    received: int
+    drains: int
+    window_bytes: int
+    mark: int = 0
+    closed: bool = False
+
+    def pack(self) -> bytes:
+        """Return the bytes for the scheduler's metadata."""
+        packed: bytes = msgpack.packb([VERSION, *astuple(self)])
+        return packed
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Ack:
+        """Read what `pack` wrote.
+
+        Raises:
+            WireError: if it is something else.
+        """
+        row = _unpack(data)
+        if not isinstance(row, list) or len(row) != 9 or row[0] != VERSION:
+            raise WireError(f"not an acknowledgement of version {VERSION}: {row!r:.80}")
+        return cls(*row[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Says which collector a key has; `beat` grows while it lives."""
+
+    epoch: str
+    host: str
+    pid: int
+    beat: int
+
+    @property
+    def is_dead_here(self) -> bool:
+        """Whether it belongs to a process of this machine that has ended."""
+        if self.host != socket.gethostname() or self.pid == os.getpid():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def pack_lease(lease: Lease) -> bytes:
+    """Return the bytes of a lease."""
+    packed: bytes = msgpack.packb([VERSION, *astuple(lease)])
+    return packed
+
+
+def unpack_lease(data: bytes | None) -> Lease | None:
+    """Read what `pack_lease` wrote; None if nobody holds it."""
+    if not data:
+        return None
+    row = _unpack(data)
+    if not isinstance(row, list) or len(row) != 5 or row[0] != VERSION:
+        raise WireError(f"not a lease of version {VERSION}: {row!r:.80}")
+    return Lease(*row[1:])
+
+
+def pack_frame(frame: Frame) -> bytes:
+    """Return the bytes of a frame."""
+    packed: bytes = msgpack.packb(
+        {
+            "v": VERSION,
+            "run": frame.run,
+            "src": frame.source.row(),
+            "ok": frame.confirmed,
+            "first": frame.first,
+            "recs": [[int(r.kind), r.time_s, *r.fields] for r in frame.records],
+        },
+        default=_big_integer,
+    )
+    return packed
+
+
+def unpack_frame(data: bytes) -> Frame:
+    """Read a frame.
+
+    Raises:
+        WireError: if `data` is no frame, or of another version.
+    """
+    body = _unpack(data)
+    if not isinstance(body, dict) or "v" not in body:
+        raise WireError(f"not a frame: {body!r:.80}")
+    if body["v"] != VERSION:
+        raise WireError(
+            f"a frame of version {body['v']}, this program reads {VERSION}: install the same"
+            " ddp-results on the client and on the workers"
+        )
+    try:
+        records = [_record(row) for row in body["recs"]]
+        return Frame(body["run"], Source(*body["src"]), body["ok"], body["first"], records)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise WireError(f"a damaged frame: {error!r}") from error
+
+
+def pack_source(source: Source) -> bytes:
+    """Return the bytes by which a source registers."""
+    packed: bytes = msgpack.packb([VERSION, *source.row()])
+    return packed
+
+
+def unpack_source(data: bytes) -> Source:
+    """Read what `pack_source` wrote.
+
+    Raises:
+        WireError: if it is something else.
+    """
+    row = _unpack(data)
+    if not isinstance(row, list) or len(row) != 7 or row[0] != VERSION:
+        raise WireError(f"not a source of version {VERSION}: {row!r:.80}")
+    return Source(*row[1:])
+
+
+def _record(row: list[Any]) -> Record:
+    kind = Kind(row[0])
+    if len(row) != 2 + _ARITY[kind]:
+        raise ValueError(f"a {kind.name} record with {len(row) - 2} fields")
+    size = sum(len(field) for field in row[2:] if isinstance(field, bytes | str | dict))
+    return Record(kind, row[1], tuple(row[2:]), size)
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, ext_hook=_extension, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise WireError(f"not msgpack: {error!r}") from error
+
+
+def _big_integer(value: object) -> Any:
+    if isinstance(value, int):
+        return msgpack.ExtType(_BIG_INTEGER, str(value).encode())
+    raise TypeError(f"cannot send {type(value).__name__}")
+
+
+def _extension(code: int, data: bytes) -> int:
+    if code != _BIG_INTEGER or len(data) > 4300:
+        raise ValueError(f"unknown extension type {code}")
+    return int(data)

@@ -1,0 +1,273 @@
+"""Results over Dask: ranks submit, `process_results` on the client stores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_results._channel import Channel, DaskChannel
+from ddp_results._collector import Collector
+from ddp_results._delivery import Delivery
+from ddp_results._futures import FutureWatch
+from ddp_results._live import Display
+from ddp_results._local_channel import LocalChannel
+from ddp_results._locate import SchedulerAddress, locate, of_client
+from ddp_results._outlet import Outlet
+from ddp_results._sender import Sender
+from ddp_results._submitting import SubmittingHandler
+from ddp_results.errors import MissingRecordsError, NoClusterError, ResultsError, SinkError
+from ddp_results.sinks.base import Sink
+from ddp_results.sinks.opening import Target, open_sink
+from ddp_results.sinks.tee import TeeSink
+
+logger = logging.getLogger("ddp_results")
+
+_POLL_S = 0.02
+_STOP_TIMEOUT_S = 45.0
+SINK_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What `process_results` has stored.
+
+    Attributes:
+        n_records: metrics, results and parts of results.
+        n_bytes: their payload.
+        sources: the processes that submitted, in words.
+        unfinished: processes that ended without a last word, with the number of records that
+            came; whether they had submitted more cannot be known.
+    """
+
+    n_records: int = 0
+    n_bytes: int = 0
+    sources: list[str] = field(default_factory=list)
+    unfinished: dict[str, int] = field(default_factory=dict)
+
+
+class DaskResultsHandler(SubmittingHandler):
+    """Carries results from the ranks of a run to the client.
+
+    Create one on the client, give it to the ranks (as an argument, in a closure or as a global:
+    it is a small, picklable value) and call `process_results` on the client.
+
+    Args:
+        pub_sub_key: names the run on the scheduler. A new name by default; the same name again
+            continues, for example after the client was restarted.
+        sink: where results go in addition to the prefix of `process_results`: a `Sink`, a folder
+            or `s3://bucket/prefix`.
+        sink_timeout_s: how long a sink that cannot store (full disk, S3 out of reach) is tried
+            again before it is given up.
+    """
+
+    def __init__(
+        self,
+        pub_sub_key: str | None = None,
+        *,
+        sink: Target | None = None,
+        sink_timeout_s: float = SINK_TIMEOUT_S,
+    ) -> None:
+        self.pub_sub_key = uuid.uuid4().hex if pub_sub_key is None else str(pub_sub_key)
+        self._outlet_key = f"dask/{self.pub_sub_key}"
+        self._sink = None if sink is None else open_sink(sink)
+        self._sink_timeout_s = sink_timeout_s
+        self._carried: SchedulerAddress | None = None
+        self._was_pickled = False
+
+    def process_results(
+        self, prefix: Target | None, futures: Any = (), raise_errors: bool = True
+    ) -> Delivered:
+        """Store what the ranks submit until all futures have ended; the call of 0.2.2.
+
+        Blocks. May be called before, while or after the ranks run, and again after an
+        interruption: what was not yet stored comes then.
+
+        Args:
+            prefix: a folder (results become `prefix/<path>`), `s3://bucket/prefix` or a sink;
+                None for only the `sink` of the constructor.
+            futures: the futures of the ranks, or a job that has `futures`.
+            raise_errors: whether the first failure of a rank is raised. Everything submitted
+                before it is stored first. If not, failures are logged and the other ranks go on.
+
+        Raises:
+            SinkUnavailableError: at the start, if a sink cannot be written to.
+            NoClusterError, ChannelLostError, CollectorBusyError: at the start or later.
+            MissingRecordsError: records were lost, which are named.
+            SinkError: something could not be stored; everything else was.
+            BaseException: what a rank raised.
+        """
+        watch = FutureWatch(futures)
+        sinks = self._open_sinks(prefix)
+        delivery = Delivery(sinks, sink_timeout_s=self._sink_timeout_s)
+        delivery.start()
+        collector = Collector(self.pub_sub_key, self._channel_factory(), delivery)
+        display = Display(self.pub_sub_key, collector, delivery, watch)
+        try:
+            collector.start()
+            with display:
+                self._collect(collector, delivery, watch, display, raise_errors)
+        finally:
+            collector.stop(_STOP_TIMEOUT_S)
+            delivery.stop(1.0)
+            close_error = _close(sinks)
+        return _conclude(collector, delivery, watch, raise_errors, close_error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry the scheduler's address, for places from which Dask does not find it."""
+        return {**self.__dict__, "_carried": of_client() or self._carried, "_was_pickled": True}
+
+    def __repr__(self) -> str:
+        return f"DaskResultsHandler({self.pub_sub_key!r})"
+
+    def _collect(
+        self,
+        collector: Collector,
+        delivery: Delivery,
+        watch: FutureWatch,
+        display: Display,
+        raise_errors: bool,
+    ) -> None:
+        while watch.n_pending and not _broken(collector, delivery):
+            for error in watch.poll():
+                if not raise_errors:
+                    logger.error("a rank failed, the others go on", exc_info=error)
+            if raise_errors and watch.first_failure is not None:
+                break
+            display.tick()
+            collector.wait_finished(_POLL_S)
+        collector.finish()
+        while not _broken(collector, delivery) and not collector.wait_finished(_POLL_S):
+            display.tick()
+
+    def _open_sinks(self, prefix: Target | None) -> list[Sink]:
+        targets: list[Target] = [target for target in (prefix, self._sink) if target is not None]
+        if not targets:
+            raise ValueError(
+                "nowhere to store results: give process_results a prefix, or the handler a sink"
+            )
+        sinks = list(TeeSink(targets).members)
+        try:
+            for sink in sinks:
+                sink.open()
+        except BaseException:
+            _close(sinks)
+            raise
+        return sinks
+
+    def _channel_factory(self) -> Any:
+        key = self.pub_sub_key
+        where = locate(self._carried)
+        if where is not None:
+            return lambda: DaskChannel(key, where)
+        if self._was_pickled or "RANK" in os.environ:
+            raise NoClusterError(
+                f"results of {key!r}: no Dask scheduler can be found from process {os.getpid()};"
+                " create a distributed.Client before the handler is sent to the ranks, or use"
+                " S3ResultsHandler, which needs none"
+            )
+        logger.warning("no Dask client here: results of %r stay in this process", key)
+
+        def local() -> Channel:
+            return LocalChannel(key)
+
+        return local
+
+    def _create_outlet(self) -> Outlet:
+        return Sender(self.pub_sub_key, self._channel_factory())
+
+
+def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:
+    """Return when all futures have ended; raise the first failure, or log each."""
+    while watch.n_pending:
+        for error in watch.poll():
+            if not raise_errors:
+                logger.error("a rank failed, the others go on", exc_info=error)
+        if raise_errors and watch.first_failure is not None:
+            raise watch.first_failure
+        time.sleep(_POLL_S)
+
+
+def _broken(collector: Collector, delivery: Delivery) -> bool:
+    return collector.error is not None or len(delivery.dead) == len(delivery.sinks)
+
+
+def _close(sinks: Iterable[Sink]) -> Exception | None:
+    first: Exception | None = None
+    for sink in sinks:
+        try:
+            sink.close()
+        except Exception as error:  # the other sinks are closed, then it is raised
+            logger.exception("closing %r", sink)
+            first = first or error
+    return first
+
+
+def _conclude(
+    collector: Collector,
+    delivery: Delivery,
+    watch: FutureWatch,
+    raise_errors: bool,
+    close_error: Exception | None,
+) -> Delivered:
+    """Return what was stored, or raise the first cause with the rest as notes."""
+    streams = list(collector.streams.values())
+    report = Delivered(
+        n_records=sum(stream.n_records for stream in streams),
+        n_bytes=sum(stream.n_bytes for stream in streams),
+        sources=[stream.source.label for stream in streams],
+        unfinished={s.source.label: s.received for s in streams if s.given_up},
+    )
+    for label, received in report.unfinished.items():
+        logger.warning(
+            "%s ended without a last word: its records up to %d are stored, later ones, if there"
+            " were any, are lost",
+            label,
+            received,
+        )
+    problems = _problems(collector, delivery, close_error)
+    failure = watch.first_failure if raise_errors else None
+    if failure is not None:
+        for problem in problems:
+            failure.add_note(f"ddp-results: {problem}")
+        raise failure
+    if problems:
+        for problem in problems[1:]:
+            problems[0].add_note(f"ddp-results: {problem}")
+        raise problems[0]
+    return report
+
+
+def _problems(
+    collector: Collector, delivery: Delivery, close_error: Exception | None
+) -> list[Exception]:
+    problems: list[Exception] = [] if collector.error is None else [collector.error]
+    problems += [
+        SinkError(f"{sink!r} was given up, results are missing there: {error}")
+        for sink, error in delivery.dead.items()
+    ]
+    missing: dict[str, list[tuple[int, int | None]]] = {
+        stream.source.label: list(stream.missing)
+        for stream in collector.streams.values()
+        if stream.missing
+    }
+    if missing:
+        problems.append(
+            MissingRecordsError(f"records were lost on their way: {missing}", missing=missing)
+        )
+    if delivery.failures:
+        label, path, error = delivery.failures[0]
+        more = len(delivery.failures) - 1
+        text = f"{label}: {path!r} could not be stored: {error}" + (
+            f" (and {more} more)" if more else ""
+        )
+        problems.append(SinkError(text))
+    if close_error is not None:
+        problems.append(
+            close_error if isinstance(close_error, ResultsError) else SinkError(str(close_error))
+        )
+    return problems

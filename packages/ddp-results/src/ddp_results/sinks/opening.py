@@ -1,0 +1,44 @@
+"""From an address to a sink."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+from ddp_results.errors import SinkUnavailableError
+from ddp_results.sinks.base import Sink
+from ddp_results.sinks.local import LocalSink
+
+ENTRY_POINTS = "ddp_results.sinks"
+
+Target = str | os.PathLike[str] | Sink
+
+
+def open_sink(target: Target, **options: Any) -> Sink:
+    """Return the sink for an address; it is checked when it is first used, or by `open()`.
+
+    `s3://bucket/prefix` is an `S3Sink`, `scheme://…` a sink that another package has registered
+    as entry point `scheme` of the group `ddp_results.sinks` (a callable of the address and the
+    options), everything else a folder. A sink is returned as it is.
+
+    Raises:
+        SinkUnavailableError: for a scheme that nobody has registered.
+    """
+    if isinstance(target, Sink):
+        return target
+    address = os.fspath(target)
+    scheme, separator, _ = address.partition("://")
+    if not separator:
+        return LocalSink(address, **options)
+    if scheme == "s3":
+        from ddp_results.sinks.s3 import S3Sink  # aiobotocore is an extra
+
+        return S3Sink(address, **options)
+    for entry in entry_points(group=ENTRY_POINTS, name=scheme):
+        sink: Sink = entry.load()(address, **options)
+        return sink
+    raise SinkUnavailableError(
+        f"{address!r}: no sink for {scheme!r}; give a folder, s3://bucket/prefix, or install the"
+        f" package that provides {scheme!r} (entry points {ENTRY_POINTS!r})"
+    )

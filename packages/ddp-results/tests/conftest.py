@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client, LocalCluster
+
+from ddp_results import _outlet
+from s3_server import S3Server
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server, pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("AWS_"):
+                patch.delenv(name)
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_threads_left() -> Iterator[None]:
+    yield
+    _outlet.close_all(5.0)
+    left = [t.name for t in threading.enumerate() if t.name.startswith("ddp-")]
+    assert not left, f"threads left behind: {left}"

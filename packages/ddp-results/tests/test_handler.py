@@ -1,0 +1,207 @@
+"""Whole ways, from a rank to a sink, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from ddp_results import (
+    DaskResultsHandler,
+    MemorySink,
+    PathError,
+    SinkUnavailableError,
+    TeeSink,
+    open_run,
+)
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+def test_results_and_metrics_arrive_as_submitted(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work(rank: int) -> None:
+        for step in range(50):
+            handler.log_metrics({"loss": rank + step / 100}, step=step)
+            handler.submit_result(f"worker/{rank}/{step}.json", json.dumps({"step": step}))
+
+    handler.process_results(str(tmp_path), client.map(work, range(4), pure=False))
+    for rank in range(4):
+        files = sorted((tmp_path / "worker" / str(rank)).iterdir())
+        assert len(files) == 50
+        assert json.loads((tmp_path / f"worker/{rank}/7.json").read_text()) == {"step": 7}
+    points = open_run(tmp_path).metrics("loss")
+    assert len(points) == 200
+    assert len(open_run(tmp_path).to_pandas()) == 200
+
+
+def test_what_was_submitted_before_processing_starts_is_kept(
+    client: Client, tmp_path: Path
+) -> None:
+    handler = DaskResultsHandler("early-" + tmp_path.name)
+    future = client.submit(lambda: handler.submit_result("early.txt", "é"), pure=False)
+    future.result()
+    handler.process_results(tmp_path, [future])
+    assert (tmp_path / "early.txt").read_text("utf-8") == "é"
+
+
+def test_failure_is_raised_after_everything_before_it_is_stored(
+    client: Client, tmp_path: Path
+) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> None:
+        for n in range(500):
+            handler.submit_result(f"{n}.txt", b"x" * 1000)
+        raise ZeroDivisionError("the last line")
+
+    with pytest.raises(ZeroDivisionError, match="the last line"):
+        handler.process_results(tmp_path, [client.submit(work, pure=False)])
+    assert len(list(tmp_path.glob("*.txt"))) == 500
+
+
+def test_without_raise_errors_the_others_go_on(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            raise ZeroDivisionError
+        time.sleep(0.5)
+        handler.submit_result("late.txt", "late")
+
+    handler.process_results(tmp_path, client.map(work, range(2), pure=False), raise_errors=False)
+    assert (tmp_path / "late.txt").exists()
+
+
+def test_large_result_travels_in_parts(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> None:
+        handler.submit_result("large", bytes(range(256)) * 200_000)
+        handler.submit_result("empty", b"")
+
+    handler.process_results(tmp_path, [client.submit(work, pure=False)])
+    assert (tmp_path / "large").read_bytes() == bytes(range(256)) * 200_000
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_order_of_writes_to_one_path_is_kept(client: Client) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+
+    def work() -> None:
+        for n in range(300):
+            handler.submit_result("same", str(n))
+
+    handler.process_results(sink, [client.submit(work, pure=False)])
+    assert [int(data) for _, data in sink.history] == list(range(300))
+
+
+def test_every_sink_gets_everything(client: Client, tmp_path: Path) -> None:
+    memory = MemorySink()
+    handler = DaskResultsHandler()
+    future = client.submit(lambda: handler.submit_result("a", "b"), pure=False)
+    handler.process_results(TeeSink([tmp_path, memory]), future)
+    assert (tmp_path / "a").read_bytes() == memory.results["a"] == b"b"
+
+
+def test_same_key_continues(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+    for name in ("first", "second"):
+        future = client.submit(lambda n: handler.submit_result(n, n), name, pure=False)
+        handler.process_results(tmp_path, [future])
+        assert (tmp_path / name).exists()
+
+
+def test_no_futures_is_no_error(client: Client, tmp_path: Path) -> None:
+    DaskResultsHandler().process_results(tmp_path, [])
+
+
+def test_flush_in_a_rank_returns_when_durable(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> bool:
+        handler.submit_result("flushed", "x")
+        handler.flush(timeout=30)
+        return (tmp_path / "flushed").exists()
+
+    future = client.submit(work, pure=False)
+    handler.process_results(tmp_path, [future])
+    assert future.result() is True
+
+
+def test_bad_path_is_an_error_in_the_line_of_the_rank(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+    future = client.submit(lambda: handler.submit_result("../x", "y"), pure=False)
+    with pytest.raises(PathError, match="segment"):
+        handler.process_results(tmp_path, [future])
+
+
+def test_unwritable_folder_is_said_at_the_start(client: Client) -> None:
+    future = client.submit(time.sleep, 20, pure=False)
+    start = time.monotonic()
+    with pytest.raises(SinkUnavailableError, match="/proc/nowhere"):
+        DaskResultsHandler().process_results("/proc/nowhere", [future])
+    assert time.monotonic() - start < 5
+    future.cancel()
+
+
+def test_child_process_finds_the_scheduler_and_delivers_at_exit(
+    client: Client, tmp_path: Path
+) -> None:
+    """As a rank of ddp-core does: a child of the worker, told the address by its environment."""
+    handler = DaskResultsHandler()
+    program = (
+        "import pickle, sys\n"
+        "handler = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "handler.submit_result('child.txt', 'last line')\n"
+    )
+
+    def work() -> int:
+        from distributed import get_worker
+
+        env = {
+            **os.environ,
+            "RANK": "3",
+            "DASK_SCHEDULER_ADDRESS": get_worker().scheduler.address,
+        }
+        command = [sys.executable, "-c", program, pickle.dumps(handler).hex()]
+        return subprocess.run(command, env=env, timeout=60).returncode
+
+    future = client.submit(work, pure=False)
+    report = handler.process_results(tmp_path, [future])
+    assert future.result() == 0
+    assert (tmp_path / "child.txt").read_text() == "last line"
+    assert report.sources[0].startswith("rank 3")
+
+
+def test_thread_of_a_worker_submits(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> None:
+        thread = threading.Thread(target=handler.submit_result, args=("thread.txt", "x"))
+        thread.start()
+        thread.join()
+
+    handler.process_results(tmp_path, [client.submit(work, pure=False)])
+    assert (tmp_path / "thread.txt").exists()
+
+
+def test_script_without_cluster_keeps_results_in_its_process(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from ddp_results import DaskResultsHandler\n"
+        "handler = DaskResultsHandler()\n"
+        "handler.submit_result('a.txt', 'a')\n"
+        "handler.process_results(sys.argv[1], [])\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    assert (tmp_path / "a.txt").read_text() == "a"

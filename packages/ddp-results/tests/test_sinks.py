@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ddp_results import (
+    LocalSink,
+    MemorySink,
+    S3ResultsHandler,
+    SinkError,
+    SinkUnavailableError,
+    open_run,
+    open_sink,
+)
+from ddp_results.testing import check_sink
+from s3_server import S3Server
+
+
+def test_local_sink_keeps_the_contract(tmp_path: Path) -> None:
+    check_sink(lambda: LocalSink(tmp_path))
+
+
+def test_local_sink_with_fsync_keeps_the_contract(tmp_path: Path) -> None:
+    check_sink(lambda: LocalSink(tmp_path, fsync=True))
+
+
+def test_memory_sink_keeps_the_contract() -> None:
+    sink = MemorySink()
+    check_sink(lambda: sink)
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_sink_keeps_the_contract(s3: S3Server) -> None:
+    bucket = f"b-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(bucket)
+    check_sink(lambda: open_sink(f"s3://{bucket}/runs/1"))
+
+
+@pytest.mark.xdist_group("s3")
+def test_large_result_is_a_multipart_upload(s3: S3Server) -> None:
+    bucket = f"b-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(bucket)
+    sink = open_sink(f"s3://{bucket}/runs/1")
+    data = os.urandom(20 * 2**20)
+    writer = sink.writer("large", len(data))
+    for start in range(0, len(data), 2**20):
+        writer.append(data[start : start + 2**20])
+    assert "runs/1/large" not in s3.list_keys(bucket)
+    writer.commit()
+    sink.close()
+    assert s3.get_object(bucket, "runs/1/large") == data
+
+
+@pytest.mark.xdist_group("s3")
+def test_missing_bucket_is_said_at_the_start(s3: S3Server) -> None:
+    sink = open_sink("s3://no-such-bucket/x")
+    with pytest.raises(SinkUnavailableError, match=r"no-such-bucket.*does not exist"):
+        sink.open()
+    sink.close()
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_handler_writes_without_dask(s3: S3Server) -> None:
+    bucket = f"b-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(bucket)
+    handler = S3ResultsHandler(f"s3://{bucket}/runs/1")
+    handler.submit_result("a b?#%+.txt", "x")
+    for step in range(100):
+        handler.log_metrics({"loss": 1.0}, step=step)
+    handler.flush(timeout=30)
+    assert s3.get_object(bucket, "runs/1/a b?#%+.txt") == b"x"
+    run = open_run(f"s3://{bucket}/runs/1")
+    assert len(run.metrics()) == 100
+    assert len(s3.list_keys(bucket, "runs/1/_ddp/metrics/")) == 1
+    run.close()
+
+
+def test_symbolic_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+    (root / "file").symlink_to(outside / "file")
+    sink = LocalSink(root)
+    for path in ("link/x", "link/deep/x", "file"):
+        with pytest.raises(SinkError, match="symbolic link"):
+            sink.write(path, b"x")
+    assert list(outside.iterdir()) == []
+
+
+def test_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    sink = LocalSink(tmp_path)
+    sink.write("a", b"1")
+    with pytest.raises(SinkError, match="'a/b'") as caught:
+        sink.write("a/b", b"2")
+    assert not caught.value.transient
+    sink.write("c/d", b"3")
+    with pytest.raises(SinkError, match="a folder of that name"):
+        sink.write("c", b"4")
