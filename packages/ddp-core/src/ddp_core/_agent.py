@@ -1,0 +1,293 @@
+"""The task in a Dask worker that runs the ranks of a job on it: start, watch, report, end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import selectors
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddp_core._bridge import Bridge
+from ddp_core._environment import dask_environment, rank_environment
+from ddp_core._failures import error_from, exited, raised
+from ddp_core._process import RankProcess
+from ddp_core._ranks import Rank, device_indices
+from ddp_core._rendezvous import HostedStore
+from ddp_core.errors import DDPCoreError, JobCancelledError, ResultError, WorkerLostError
+from ddp_core.options import LaunchOptions
+
+logger = logging.getLogger("ddp_core.agent")
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """What one agent is to do. ``decode``: whether the task's value is the plain result."""
+
+    job_id: str
+    attempt: int
+    agent: int
+    ranks: tuple[Rank, ...]
+    options: LaunchOptions
+    decode: bool = False
+
+    @property
+    def id(self) -> str:
+        """The attempt, as the coordinator calls it."""
+        return f"{self.job_id}/{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Pickled results on their way to the client, by rank; the worker never opens them."""
+
+    results: dict[int, bytes]
+
+
+def run_agent(spec: AgentSpec, payload: bytes) -> Any:
+    """Run the ranks of one worker to the end of the job; the body of the Dask task.
+
+    Returns:
+        The result of the only rank when ``spec.decode``, else ``Packed`` results.
+
+    Raises:
+        DDPCoreError: The cause of the job's failure, the same on every worker.
+    """
+    bridge = Bridge(spec.id, spec.agent)
+    try:
+        return Agent(spec, payload, bridge).run()
+    finally:
+        bridge.close()
+
+
+class Agent:
+    """Supervises the rank processes of one worker, in the task's thread."""
+
+    def __init__(self, spec: AgentSpec, payload: bytes, bridge: Bridge) -> None:
+        self.spec = spec
+        self.payload = payload
+        self.bridge = bridge
+        self.processes: dict[int, RankProcess] = {}
+        self.store: HostedStore | None = None
+        self.view: dict[str, Any] = {}
+        self.opener: threading.Thread | None = None
+        self.selector = selectors.DefaultSelector()
+        self.failed: set[int] = set()
+        self.went = False
+        self.results: dict[int, bytes] = {}
+
+    def run(self) -> Any:
+        """Join the gang, follow it to its end, and leave nothing behind."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.view = self.bridge.call("join", worker=self.bridge.worker.address, visible=visible)
+        if "refused" in self.view:
+            raise self._refusal()
+        try:
+            self.selector.register(self.bridge.wake_fd, selectors.EVENT_READ)
+            self.bridge.follow(-1)
+            while not self._is_over():
+                self.selector.select(TICK_S)
+                self._obey()
+                self._watch()
+        except DDPCoreError:
+            raise
+        except BaseException as exc:
+            self._fail({"kind": "setup", "text": f"the agent on {self._here()} failed: {exc!r}"})
+            raise
+        finally:
+            self._close()
+        return self._value()
+
+    def _obey(self) -> None:
+        """Follow what the coordinator says."""
+        for view in self.bridge.news():
+            self.view = view
+        state = self.view["state"]
+        if self.bridge.is_closing() and not self.view.get("cause"):
+            text = f"worker {self.bridge.worker.address} is closing"
+            self._fail({"kind": "worker-lost", "text": text})
+            self._stop_ranks()
+        elif self.view.get("cause") and state in ("stopping", "ended"):
+            self._stop_ranks()
+        elif state == "starting" and not self.processes:
+            self._start()
+        if self.view.get("go") and not self.went:
+            self.went = True
+            host, port = self.view["address"]
+            backend = self.spec.options.backend or self.view["backend"]
+            for process in self.processes.values():
+                process.order("go", host=host, port=port, backend=backend)
+
+    def _start(self) -> None:
+        """Start the ranks, and beside them the store when rank 0 is here."""
+        options = self.spec.options
+        indices = device_indices(self._visible())
+        dask_variables = dask_environment(
+            self.bridge.worker.scheduler.address, getattr(self.bridge.worker, "security", None)
+        )
+        for rank in self.spec.ranks:
+            env = rank_environment(
+                os.environ,
+                rank,
+                job_id=self.spec.job_id,
+                attempt=self.spec.attempt,
+                max_restarts=options.max_restarts,
+                extra={**dask_variables, **options.env},
+            )
+            process = RankProcess(env, self._child_spec(rank, indices[rank.rank]), self.payload)
+            self.processes[rank.rank] = process
+            for fd in (process.report_fd, process.exit_fd):
+                if fd is not None:
+                    self.selector.register(fd, selectors.EVENT_READ)
+        self.payload = b""
+        self._post({r: {"state": "starting"} for r in self.processes})
+        if self.spec.agent == 0:
+            self.opener = threading.Thread(target=self._open_store, name="ddp-store", daemon=True)
+            self.opener.start()
+
+    def _child_spec(self, rank: Rank, device_index: int) -> dict[str, Any]:
+        options = self.spec.options
+        described = asdict(rank)
+        for field in ("worker", "agent", "n_nodes"):
+            del described[field]
+        return {
+            "rank": {**described, "job_id": self.spec.job_id, "attempt": self.spec.attempt},
+            "device_index": device_index,
+            "init_process_group": options.init_process_group,
+            "pass_local_rank": options.pass_local_rank,
+            "pg_timeout_s": options.pg_timeout_s,
+            "grace_s": options.grace_s,
+        }
+
+    def _visible(self) -> list[tuple[str, str | None]]:
+        """Host and visible CUDA devices of every rank of the job, in rank order."""
+        return [(host, seen) for _, host, seen in sorted(self.view["visible"], key=lambda v: v[0])]
+
+    def _open_store(self) -> None:
+        """Host the store; in a thread, because the worker may have to import torch for it."""
+        try:
+            store = HostedStore(self.spec.ranks[0].host, self.spec.options.port)
+        except DDPCoreError as exc:
+            self._fail({"kind": "rendezvous", "text": str(exc)})
+            return
+        except Exception as exc:  # noqa: BLE001 - reported as the job's failure
+            self._fail({"kind": "rendezvous", "text": f"cannot host the store: {exc!r}"})
+            return
+        self.store = store
+        self.bridge.tell("post", address=[store.host, store.port])
+
+    def _watch(self) -> None:
+        """Listen to the ranks, and collect those that have ended."""
+        for rank, process in self.processes.items():
+            if process.exit_code is not None:
+                continue
+            over = process.reap()
+            for event in process.events():
+                self._hear(rank, process, event)
+            if over:
+                if process.exit_fd is not None:
+                    self.selector.unregister(process.exit_fd)
+                self.selector.unregister(process.report_fd)
+                self._bury(rank, process)
+
+    def _hear(self, rank: int, process: RankProcess, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self._post({rank: {"state": "ready", "device": event["device"]}})
+            case "running":
+                self._post({rank: {"state": "running"}})
+            case "returned":
+                process.returned = True
+                self.results[rank] = process.read_outbox()
+                process.leave_within(self.spec.options.exit_timeout_s)
+                self._post({rank: {"state": "returned"}})
+            case "raised":
+                process.raised = event
+                failure = raised(self._place(rank), event, process.read_outbox())
+                process.leave_within(self.spec.options.grace_s)
+                self._fail(failure, rank)
+
+    def _bury(self, rank: int, process: RankProcess) -> None:
+        code = process.exit_code or 0
+        if process.returned:
+            if code:
+                logger.warning("%s ended with %s after it had returned", self._place(rank), code)
+        elif process.raised is None and not self._is_stopping():
+            self._fail(exited(self._place(rank), code), rank)
+
+    def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:
+        first = self.spec.ranks[0]
+        known = {"rank": first.rank if rank is None else rank, "host": first.host}
+        self.bridge.tell("fail", failure={**known, "worker": self.bridge.worker.address, **failure})
+        if rank is not None:
+            self._post({rank: {"state": "failed"}})
+
+    def _post(self, news: dict[int, dict[str, Any]]) -> None:
+        self.bridge.tell("post", ranks=[[r, n] for r, n in news.items()])
+
+    def _stop_ranks(self) -> None:
+        for process in self.processes.values():
+            if process.exit_code is None:
+                process.stop(self.spec.options.grace_s)
+
+    def _is_stopping(self) -> bool:
+        return bool(self.view.get("cause")) or self.bridge.is_closing()
+
+    def _is_over(self) -> bool:
+        ended = self.view["state"] in ("stopping", "ended") or self.bridge.is_closing()
+        return ended and all(p.exit_code is not None for p in self.processes.values())
+
+    def _close(self) -> None:
+        for process in self.processes.values():
+            process.close()
+        if self.opener is not None:
+            self.opener.join(30)
+        if self.store is not None:
+            self.store.close()
+        self.selector.close()
+        self.bridge.tell("leave")
+
+    def _value(self) -> Any:
+        if set(self.results) != {r.rank for r in self.spec.ranks}:
+            cause = self.view.get("cause") or {"kind": "worker-lost", "text": "the worker closed"}
+            raise error_from(
+                cause,
+                job_id=self.spec.job_id,
+                attempt=self.spec.attempt,
+                others=tuple(self.view.get("others", ())),
+            )
+        if not self.spec.decode:
+            return Packed(self.results)
+        rank, data = next(iter(self.results.items()))
+        return unpack(data, rank)
+
+    def _refusal(self) -> DDPCoreError:
+        cause = self.view.get("cause")
+        if cause:
+            return error_from(cause, job_id=self.spec.job_id, attempt=self.spec.attempt)
+        kind = WorkerLostError if "second time" in self.view["refused"] else JobCancelledError
+        return kind(f"job {self.spec.job_id}: not started, {self.view['refused']}")
+
+    def _place(self, rank: int) -> str:
+        return f"rank {rank} on {self._here()}"
+
+    def _here(self) -> str:
+        return f"{self.spec.ranks[0].host} (worker {self.bridge.worker.address})"
+
+
+def unpack(data: bytes, rank: int) -> Any:
+    """Unpickle what a rank returned.
+
+    Raises:
+        ResultError: When it cannot be unpickled here, with the reason as ``__cause__``.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as exc:
+        raise ResultError(
+            f"rank {rank} returned a value that cannot be unpickled here: {exc!r}", rank=rank
+        ) from exc

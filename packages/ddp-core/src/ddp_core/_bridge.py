@@ -1,0 +1,126 @@
+"""A task's line to the scheduler: calls from its thread, news through a descriptor.
+
+This is the only module that touches the insides of a Dask worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import threading
+from typing import Any
+
+from distributed import get_worker
+
+from ddp_core._coordinator import HANDLER, POLL_S
+
+logger = logging.getLogger("ddp_core.agent")
+
+CALL_S = 10.0
+# For so long the scheduler may be unreachable before the agent believes that it is alone.
+ALONE_S = 10.0
+
+
+class Bridge:
+    """Talks to the coordinator for one agent, on the worker's own connection to the scheduler.
+
+    ``wake_fd`` becomes readable when ``news()`` has something. The calls block the agent's thread,
+    never the worker's event loop.
+
+    Args:
+        job_attempt: The attempt of the job.
+        agent: Number of the agent.
+    """
+
+    def __init__(self, job_attempt: str, agent: int) -> None:
+        self.worker: Any = get_worker()
+        loop: Any = self.worker.loop
+        self._loop: asyncio.AbstractEventLoop = loop.asyncio_loop
+        self._who = {"job_attempt": job_attempt, "agent": agent}
+        self._views: collections.deque[dict[str, Any]] = collections.deque()
+        self._follower: Any = None
+        self._ringing = threading.Lock()
+        self.wake_fd, self._bell = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._bell, False)
+
+    def call(self, op: str, **given: Any) -> Any:
+        """One call to the coordinator, waiting at most ``CALL_S`` for the answer."""
+        future = asyncio.run_coroutine_threadsafe(self._call(op, CALL_S, **given), self._loop)
+        try:
+            return future.result(CALL_S + 1)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def tell(self, op: str, **given: Any) -> bool:
+        """As ``call``, but a scheduler that has gone is only logged: the follower will notice."""
+        try:
+            self.call(op, **given)
+        except (OSError, TimeoutError) as exc:
+            logger.warning(
+                "%s: cannot tell the scheduler (%s): %s", self._who["job_attempt"], op, exc
+            )
+            return False
+        return True
+
+    def follow(self, seen: int) -> None:
+        """Begin to receive news from version ``seen`` on."""
+        self._follower = asyncio.run_coroutine_threadsafe(self._follow(seen), self._loop)
+
+    def news(self) -> list[dict[str, Any]]:
+        """The views of the job that have come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+        views = []
+        while self._views:
+            views.append(self._views.popleft())
+        return views
+
+    def ring(self, view: dict[str, Any] | None = None) -> None:
+        """Wake the agent's thread, from any other."""
+        if view is not None:
+            self._views.append(view)
+        with self._ringing, contextlib.suppress(BlockingIOError):
+            if self._bell >= 0:
+                os.write(self._bell, b".")
+
+    def is_closing(self) -> bool:
+        """Whether the worker is being retired or closed."""
+        return str(self.worker.status.name) not in ("running", "paused", "init")
+
+    def close(self) -> None:
+        """Stop following. What rings from now on rings in vain."""
+        if self._follower is not None:
+            self._follower.cancel()
+        with self._ringing:
+            os.close(self._bell)
+            os.close(self.wake_fd)
+            self._bell = -1
+
+    async def _call(self, op: str, bound_s: float, **given: Any) -> Any:
+        method = getattr(self.worker.scheduler, HANDLER)
+        return await asyncio.wait_for(method(verb=op, **self._who, **given), bound_s)
+
+    async def _follow(self, seen: int) -> None:
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while True:
+            try:
+                view = await self._call("poll", POLL_S + CALL_S / 2, seen=seen)
+                heard = loop.time()
+            except (OSError, TimeoutError) as exc:
+                if loop.time() - heard > ALONE_S:
+                    cause = {"kind": "worker-lost", "text": f"the scheduler is gone: {exc!r}"}
+                    self.ring({"state": "ended", "cause": cause, "others": []})
+                    return
+                await asyncio.sleep(0.5)
+                continue
+            if view["phase"] != seen:
+                seen = view["phase"]
+                self.ring(view)
+            if view["state"] == "ended":
+                return

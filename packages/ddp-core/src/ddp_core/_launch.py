@@ -1,0 +1,114 @@
+"""The two calls that start a job: ``launch`` and, as in dask-pytorch-ddp, ``run``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+from distributed import Client, Future
+
+from ddp_core._here import run_here
+from ddp_core._job import Job
+from ddp_core._submit import install_coordinator
+from ddp_core.options import LaunchOptions, as_options
+
+
+def launch(
+    client: Client,
+    fn: Callable[..., Any],
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: LaunchOptions | None = None,
+) -> Job:
+    """Start ``fn`` once per rank, each in a process of its own below a Dask worker.
+
+    Blocks until there are enough workers; returns before the ranks run. Each call trains anew.
+
+    Args:
+        client: A client of the cluster, not an asynchronous one.
+        fn: Called as ``fn(*args, **kwargs)`` in each rank, inside a process group. Pickled with
+            cloudpickle, so it may be a lambda, a closure or a function of a notebook.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        options: Everything else.
+
+    Raises:
+        NotEnoughWorkersError: There are too few workers after ``wait_timeout_s``.
+        TypeError: ``client``, ``fn`` or ``options`` is something else, or cannot be pickled.
+        ValueError: ``options.workers`` names an unknown worker.
+    """
+    return _launch(client, fn, tuple(args), dict(kwargs or {}), as_options(options), decode=False)
+
+
+def run(
+    client: Client,
+    fn: Callable[..., Any],
+    *args: Any,
+    backend: str | None = None,
+    pass_local_rank: bool = False,
+    **kwargs: Any,
+) -> list[Future[Any]]:
+    """Run ``fn(*args, **kwargs)`` on every worker; the call of dask-pytorch-ddp 0.2.2.
+
+    Args:
+        client: A client of the cluster.
+        fn: The training function.
+        *args: Its positional arguments.
+        backend: Backend of the process group; ``None`` chooses by the devices there are.
+        pass_local_rank: Whether ``fn`` gets ``local_rank=``.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        One Dask future per rank, in rank order. Its result is what the rank returned. When the
+        job fails, the futures of all ranks without a result raise the job's root cause.
+    """
+    options = LaunchOptions(backend=backend, pass_local_rank=pass_local_rank)
+    return _launch(client, fn, args, kwargs, options, decode=True).futures
+
+
+def _launch(
+    client: Client,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: LaunchOptions,
+    *,
+    decode: bool,
+) -> Job:
+    _check(client, fn)
+    name = options.name or getattr(fn, "__qualname__", None) or type(fn).__name__
+    options = replace(options, name=name)
+    job_id = uuid.uuid4().hex[:12]
+    if options.n_ranks == 0:
+        value = run_here(fn, args, kwargs, options, job_id)
+        return Job.finished(client, job_id, options, value)
+    try:
+        payload = cloudpickle.dumps((fn, args, kwargs), protocol=5)
+    except Exception as exc:
+        raise TypeError(
+            f"{name} and its arguments cannot be pickled for the ranks: {exc}; open files, locks, "
+            "clients and CUDA tensors inside the function instead"
+        ) from exc
+    install_coordinator(client)
+    job = Job(client, payload, job_id, options, decode=decode)
+    untyped: Any = client
+    untyped.sync(job.start)
+    return job
+
+
+def _check(client: Client, fn: Callable[..., Any]) -> None:
+    if not isinstance(client, Client):
+        raise TypeError(f"client must be a distributed.Client, not {type(client).__name__}")
+    if client.asynchronous:
+        raise TypeError(
+            "launch blocks and needs a synchronous client: make a second one with "
+            "Client(address), or call it in a thread"
+        )
+    if client.status in ("closed", "closing"):
+        raise ValueError("the client is closed; make a new one")
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {type(fn).__name__}")

@@ -1,0 +1,85 @@
+"""One cluster for the whole session, and the check that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from ddp_core import LaunchOptions
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of two healthy workers, which afterwards are as they were before."""
+    with Client(cluster) as client:
+        client.wait_for_workers(2, timeout=30)
+        yield client
+
+
+@pytest.fixture
+def fast() -> LaunchOptions:
+    return LaunchOptions(grace_s=2, rendezvous_timeout_s=40)
+
+
+def worker_state(dask_worker: Any) -> dict[str, Any]:
+    """What a launch must not change in a worker."""
+    import psutil
+
+    ours = [t.name for t in threading.enumerate() if t.name.startswith("ddp-")]
+    process = psutil.Process()
+    return {
+        "environ": dict(os.environ),
+        "threads": ours,
+        "children": [c.pid for c in process.children(recursive=True)],
+        "pipes": sum("pipe:" in _target(fd) or "memfd" in _target(fd) for fd in _fds()),
+    }
+
+
+def _fds() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def untouched(client: Client) -> Iterator[None]:
+    """The workers' environment, children, threads and pipes are afterwards what they were."""
+    before = client.run(worker_state)
+    yield
+    wait_until(lambda: client.run(worker_state) == before, 10, lambda: client.run(worker_state))
+
+
+def wait_until(
+    condition: Callable[[], object], bound_s: float = 20, seen: Callable[[], object] | None = None
+) -> None:
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {bound_s} s; now: {seen and seen()}"
+        time.sleep(0.05)
+
+
+def pid_is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

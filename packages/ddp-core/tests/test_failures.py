@@ -1,0 +1,189 @@
+"""Every way in which a job fails is named, and no process of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import pid_is_alive, wait_until
+from distributed import Client
+
+from ddp_core import JobCancelledError, LaunchOptions, RankFailedError, launch, run
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.usefixtures("untouched")]
+
+BOUND_S = 4.0
+
+
+def train_until(folder: str, event: Any, rank: int = 1) -> None:
+    """Train a real DDP model; in one rank something happens after some steps."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+    for step in range(10**9):
+        if dist.get_rank() == rank and step == 3:
+            Path(folder, "event").write_text(repr(time.time()))
+            event()
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(p.read_text()) for p in folder.glob("pid-*")]
+
+
+def assert_down(folder: Path, ended: float) -> None:
+    """The failure was told within its bound, and by then nobody was alive."""
+    assert not [p for p in pids(folder) if pid_is_alive(p)]
+    assert ended - float((folder / "event").read_text()) < BOUND_S
+
+
+def fail(client: Client, folder: Path, event: Any, fast: LaunchOptions, rank: int = 1) -> Any:
+    job = launch(client, train_until, args=(str(folder), event, rank), options=fast)
+    with pytest.raises(RankFailedError) as caught:
+        job.result(60)
+    assert_down(folder, time.time())
+    assert job.state == "failed"
+    return caught.value
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_exception_of_the_first_rank_is_the_cause(
+    client: Client, tmp_path: Path, fast: LaunchOptions, rank: int
+) -> None:
+    def event() -> None:
+        raise ValueError("boom")
+
+    error = fail(client, tmp_path, event, fast, rank)
+    assert isinstance(error.__cause__, ValueError)
+    assert "in event" in str(error.__cause__.__cause__)
+    assert error.rank == rank
+    assert error.worker in str(error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_is_named(
+    client: Client, tmp_path: Path, fast: LaunchOptions, number: signal.Signals
+) -> None:
+    error = fail(client, tmp_path, lambda: os.kill(os.getpid(), number), fast)
+    assert number.name in str(error)
+    assert (error.signal, error.rank) == (number, 1)
+
+
+def test_an_exit_without_a_result_is_named(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    assert fail(client, tmp_path, lambda: sys.exit(0), fast).exit_code == 0
+
+
+def test_a_sudden_exit_without_a_result_is_named(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    assert "exit code 0" in str(fail(client, tmp_path, lambda: os._exit(0), fast))
+
+
+def test_every_future_of_run_raises_the_root_cause(client: Client, tmp_path: Path) -> None:
+    def event() -> None:
+        raise KeyError("boom")
+
+    for future in run(client, train_until, str(tmp_path), event):
+        error = future.exception(timeout=60)
+        assert isinstance(error, RankFailedError)
+        assert isinstance(error.__cause__, KeyError)
+
+
+def test_cancelling_ends_every_rank(client: Client, tmp_path: Path, fast: LaunchOptions) -> None:
+    job = launch(client, train_until, args=(str(tmp_path), print), options=fast)
+    wait_until((tmp_path / "event").exists)
+    (tmp_path / "event").write_text(repr(time.time()))
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(30)
+    assert_down(tmp_path, time.time())
+    assert job.state == "cancelled"
+
+
+def test_cancelling_the_futures_of_run_ends_every_rank(client: Client, tmp_path: Path) -> None:
+    futures = run(client, train_until, str(tmp_path), print)
+    wait_until((tmp_path / "event").exists)
+    client.cancel(futures)
+    wait_until(lambda: not any(map(pid_is_alive, pids(tmp_path))))
+
+
+def test_closing_the_client_ends_every_rank(client: Client, tmp_path: Path) -> None:
+    with Client(client.scheduler.address) as owner:
+        job = launch(owner, train_until, args=(str(tmp_path), print))
+        wait_until((tmp_path / "event").exists)
+    with pytest.raises(JobCancelledError, match="closed"):
+        job.result(10)
+    wait_until(lambda: not any(map(pid_is_alive, pids(tmp_path))))
+
+
+def test_an_exception_that_cannot_be_pickled_leaves_its_text(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    def event() -> None:
+        class LocalError(Exception):
+            def __reduce__(self) -> Any:
+                raise TypeError("not me")
+
+        raise LocalError("the text of it")
+
+    error = fail(client, tmp_path, event, fast)
+    assert "the text of it" in str(error)
+    assert "in event" in str(error.__cause__)
+
+
+def test_a_result_that_cannot_be_pickled_is_said(client: Client) -> None:
+    def train() -> Any:
+        return dist.get_rank() if dist.get_rank() == 0 else (i for i in range(3))
+
+    with pytest.raises(RankFailedError, match="cannot pickle") as caught:
+        launch(client, train).result(60)
+    assert caught.value.rank == 1
+
+
+def test_a_failed_launch_leaves_the_workers_usable(client: Client) -> None:
+    def train() -> None:
+        raise MemoryError
+
+    with pytest.raises(RankFailedError, match="MemoryError"):
+        launch(client, train).result(60)
+    assert launch(client, dist.get_rank).result(60) == [0, 1]
+
+
+def test_a_rank_blocked_in_a_collective_still_runs_its_exit_functions(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    def train(folder: str) -> None:
+        import atexit
+
+        path = Path(folder, f"left-{dist.get_rank()}")
+        atexit.register(path.touch)
+        if dist.get_rank() == 1:
+            raise ValueError("boom")
+        dist.barrier()
+
+    with pytest.raises(RankFailedError, match="boom"):
+        launch(client, train, args=(str(tmp_path),), options=fast).result(60)
+    assert {p.name for p in tmp_path.glob("left-*")} == {"left-0", "left-1"}
+
+
+def test_grandchildren_go_with_their_rank(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    def event() -> None:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "1000"])
+        Path(tmp_path, "pid-child").write_text(str(child.pid))
+        raise ValueError("boom")
+
+    fail(client, tmp_path, event, fast)
