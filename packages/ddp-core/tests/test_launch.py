@@ -72,9 +72,7 @@ def test_two_jobs_at_once_run_one_after_the_other(client: Client) -> None:
     with Client(client.scheduler.address) as other:
         jobs = [launch(c, train, args=(str(i),)) for i, c in enumerate([client, other, client])]
         results = [job.result(90) for job in jobs]
-    assert [[r[:2] for r in result] for result in results] == [
-        [(3.0, str(i))] * 2 for i in range(3)
-    ]
+    assert [[r[:2] for r in ranks] for ranks in results] == [[(3.0, i)] * 2 for i in "012"]
 
 
 def test_a_real_model_trains_with_data_loader_processes(client: Client) -> None:
@@ -174,7 +172,7 @@ def test_more_ranks_than_workers_is_said_in_time(client: Client) -> None:
 
 def test_no_workers_at_all_is_said_in_time() -> None:
     with (
-        LocalCluster(n_workers=0, processes=True, dashboard_address=None) as empty,
+        LocalCluster(n_workers=0, processes=True, dashboard_address=":0") as empty,
         Client(empty) as client,
         pytest.raises(NotEnoughWorkersError, match="running: 0"),
     ):

@@ -78,6 +78,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.failed: set[int] = set()
         self.went = False
+        self.all_joined = False
         self.results: dict[int, bytes] = {}
 
     def run(self) -> Any:
@@ -115,6 +116,10 @@ class Agent:
             self._stop_ranks()
         elif state == "starting" and not self.processes:
             self._start()
+        if state in ("running", "stopping") and not self.all_joined:
+            self.all_joined = True
+            for process in self.processes.values():
+                process.order("joined")
         if self.view.get("go") and not self.went:
             self.went = True
             host, port = self.view["address"]
@@ -160,6 +165,7 @@ class Agent:
             "init_process_group": options.init_process_group,
             "pass_local_rank": options.pass_local_rank,
             "pg_timeout_s": options.pg_timeout_s,
+            "rendezvous_timeout_s": options.rendezvous_timeout_s,
             "grace_s": options.grace_s,
         }
 

@@ -34,6 +34,7 @@ class Link:
         self._report = report
         self._grace_s = grace_s
         self._lock = threading.Lock()
+        self._all_joined = threading.Event()
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="ddp-control", daemon=True).start()
 
@@ -48,12 +49,18 @@ class Link:
         """The order to go, with the rendezvous address."""
         return self._orders.get()
 
+    def wait_for_all(self, bound_s: float) -> None:
+        """Wait until every rank has joined: who left before would break the others' joining."""
+        self._all_joined.wait(bound_s)
+
     def _listen(self) -> None:
         """Obey the agent; its end of file means that the worker is dead."""
         for line in self._control:
             order = json.loads(line)
             if order["op"] == "go":
                 self._orders.put(order)
+            elif order["op"] == "joined":
+                self._all_joined.set()
             elif order["op"] == "stop":
                 _leave_now(self._grace_s)
         _leave_now(min(self._grace_s, 1.0))
@@ -102,8 +109,9 @@ def _run(spec: dict[str, Any], link: Link) -> int:
             kwargs["local_rank"] = int(os.environ["LOCAL_RANK"])
         result = fn(*args, **kwargs)
         _store(spec["outbox"], result, link)
-        _leave_group(spec["grace_s"])
         link.tell("returned")
+        link.wait_for_all(spec["rendezvous_timeout_s"])
+        _leave_group(spec["grace_s"])
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - everything that ends a rank is reported

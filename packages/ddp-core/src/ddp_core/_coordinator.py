@@ -341,7 +341,7 @@ class Coordinator(SchedulerPlugin):
             job.touch(phase=True)
         if job.state == "starting" and all(s in ("running", "returned") for s in states):
             job.state = "running"
-            job.touch()
+            job.touch(phase=True)
         if job.state in ("starting", "running") and all(s == "returned" for s in states):
             job.state = "stopping"
             job.touch(phase=True)
