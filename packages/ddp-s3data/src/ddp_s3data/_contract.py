@@ -74,7 +74,7 @@ class ObjectStore(Protocol):
     async def list(
         self, prefix: str, *, delimiter: str = "", token: str | None = None, limit: int = 1000
     ) -> Page:
-        """Return one page of what begins with `prefix`, in the order of UTF-8."""
+        """Return one page of what begins with `prefix`, in an order that stays the same."""
 
     async def refresh(self) -> bool:
         """Get credentials anew from their source; return whether they changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ class Engine:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.held: dict[Any, Any] = {}
-        """What belongs to the loop, by any key. It lives as long as the process."""
+        """What belongs to the loop, by any key, each with `async close()`, called at the end."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -70,7 +71,7 @@ class Engine:
                 except concurrent.futures.TimeoutError:
                     if future.done():
                         raise
-                    _log.info("%s since %.0f s", doing, time.monotonic() - started)
+                    _log.warning("%s since %.0f s", doing, time.monotonic() - started)
                     if not self.alive:
                         raise RuntimeError(f"{doing}: the thread of the event loop ended") from None
         except BaseException:
@@ -82,8 +83,15 @@ class Engine:
         if os.getpid() != self.pid or self._loop is None or self._thread is None:
             return
         if self._thread.is_alive():
+            closing = asyncio.run_coroutine_threadsafe(self._close_held(), self._loop)
+            with contextlib.suppress(Exception):
+                closing.result(_END_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_S)
+
+    async def _close_held(self) -> None:
+        for thing in [*self.held.values()]:
+            await thing.close()
 
 
 def engine() -> Engine:
@@ -114,6 +122,8 @@ _INHERITED: list[object] = []
 
 def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
     asyncio.set_event_loop(loop)
+    executor = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="ddp-s3data-names")
+    loop.set_default_executor(executor)  # for host names and files, by a name of ours
     loop.call_soon(ready.set)
     loop.run_forever()
     tasks = asyncio.all_tasks(loop)

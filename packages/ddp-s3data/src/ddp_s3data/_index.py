@@ -123,6 +123,14 @@ class Index:
             others,
         )
 
+    def in_order(self) -> Index:
+        """Return it sorted by UTF-8 bytes, which is S3's order but not that of every server."""
+        keys = self.relative_keys()
+        if all(first <= second for first, second in itertools.pairwise(keys)):
+            return self
+        sortable = list(self.relative_keys())
+        return self.take(sorted(range(len(sortable)), key=sortable.__getitem__))
+
     def to_bytes(self) -> bytes:
         """Return the compressed form."""
         out = io.BytesIO()

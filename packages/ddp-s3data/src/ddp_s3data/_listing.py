@@ -74,7 +74,7 @@ def list_index(bucket: str, prefix: str, options: S3Options, opener: Opener = op
             f"listing {address(bucket, where)}: no objects there; {hint}",
             address=address(bucket, where),
         )
-    return builder.build()
+    return builder.build().in_order()
 
 
 class _Lister:

@@ -158,8 +158,8 @@ def scheduler_for(
     found = held.get(name)
     if found is None:
         found = held.setdefault(name, Scheduler(bucket, options, opener))
-    assert_scheduler: Scheduler = found
-    return assert_scheduler
+    scheduler: Scheduler = found
+    return scheduler
 
 
 def _outcome(slot: Slot) -> Reply | BaseException:

@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
     "tls": Rule("raise"),
     "protocol": Rule("again", base_s=0.2, limit=2),
     "server": Rule("again", base_s=0.1),
-    "slow_down": Rule("again", base_s=0.25, cap_s=20.0, slow_down=True),
+    "slow_down": Rule("again", base_s=0.25, cap_s=5.0, slow_down=True),
     "skew": Rule("again", base_s=0.0, limit=1),
     "expired": Rule("refresh", base_s=0.0, limit=1),
     "region": Rule("reroute", base_s=0.0, limit=1),

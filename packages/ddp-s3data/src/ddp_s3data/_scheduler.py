@@ -175,6 +175,14 @@ class Scheduler:
                 self._requests = Requests(store, self._bucket, self._options, self._slow_down)
         return self._requests
 
+    async def close(self) -> None:
+        """Drop everything and close the bucket."""
+        for slot in [*self._demand, *self._ahead]:
+            slot.state = _DROPPED
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            await requests.store.close()
+
     def _open(self) -> None:
         if self._opening is None:
             loop = asyncio.get_running_loop()

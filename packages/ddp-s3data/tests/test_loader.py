@@ -1,0 +1,234 @@
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import pixel
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    random_split,
+)
+
+from ddp_s3data import DaemonicProcessError, S3DataLoader, S3ImageFolder, S3Options
+from fault_proxy import Fault
+
+
+@pytest.fixture
+def folder(digits, aws):
+    return S3ImageFolder(digits, "train", transform=pixel)
+
+
+def epoch(loader):
+    """Pixels and targets of all batches."""
+    return [(pixels.tolist(), targets.tolist()) for pixels, targets in loader]
+
+
+SETTINGS = [
+    {"batch_size": 7},
+    {"batch_size": 7, "drop_last": True},
+    {"batch_size": 7, "shuffle": True},
+    {"batch_size": 500},
+    {"batch_size": 7, "sampler": lambda ds: SubsetRandomSampler(range(0, 120, 3))},
+    {"batch_size": 7, "sampler": lambda ds: RandomSampler(ds, replacement=True, num_samples=60)},
+    {"batch_sampler": lambda ds: BatchSampler(SequentialSampler(ds), 11, drop_last=False)},
+    {"batch_size": None},
+]
+
+
+@pytest.mark.parametrize(
+    "given",
+    SETTINGS,
+    ids=[
+        "plain",
+        "drop_last",
+        "shuffle",
+        "one_batch",
+        "subset",
+        "replacement",
+        "batch_sampler",
+        "single",
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_exactly_torchs(folder, given, num_workers):
+    def loader(kind):
+        made = {name: v(folder) if callable(v) else v for name, v in given.items()}
+        return kind(folder, num_workers=num_workers, **made)
+
+    torch.manual_seed(3)
+    wanted = [(np.asarray(p).tolist(), np.asarray(t).tolist()) for p, t in loader(DataLoader)]
+    torch.manual_seed(3)
+    ours = [(np.asarray(p).tolist(), np.asarray(t).tolist()) for p, t in loader(S3DataLoader)]
+    assert ours == wanted
+    assert len(loader(S3DataLoader)) == len(loader(DataLoader))
+
+
+def test_every_sample_comes_once_and_right(folder):
+    loader = S3DataLoader(folder, batch_size=16, shuffle=True, num_workers=2)
+    seen = {p: t for pixels, targets in epoch(loader) for p, t in zip(pixels, targets, strict=True)}
+    assert seen == {i: i % 3 for i in range(120)}
+
+
+def test_attributes_are_those_that_were_given(folder):
+    loader = S3DataLoader(folder, batch_size=16, shuffle=True, drop_last=True)
+    assert (loader.batch_size, loader.drop_last, loader.dataset) == (16, True, folder)
+    assert isinstance(loader.sampler, RandomSampler)
+    assert isinstance(loader, DataLoader)
+
+
+def test_look_ahead_fetches_the_next_batch_before_it_is_asked_for(digits, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url)
+    folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
+    proxy.plan = lambda request: Fault(delay_s=0.03)
+    loader = S3DataLoader(folder, batch_size=10, lookahead=3)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    asked = 20
+    for _ in range(500):
+        if folder.stats()["objects"] > asked:
+            break
+        proxy_wait()
+    assert folder.stats()["objects"] > asked
+    rest = sum(len(targets) for _, targets in batches)
+    assert rest == 100
+    assert folder.stats()["requests"] == 120  # none of it twice
+
+
+def proxy_wait():
+    import time
+
+    time.sleep(0.01)
+
+
+def test_without_look_ahead_nothing_is_fetched_early(digits, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url)
+    folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
+    next(iter(S3DataLoader(folder, batch_size=10, lookahead=0)))
+    assert folder.stats()["requests"] == 10
+
+
+def test_an_early_break_leaves_the_dataset_usable(folder):
+    loader = S3DataLoader(folder, batch_size=10, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        for _ in loader:
+            break
+    assert len(epoch(loader)) == 12
+    for _ in S3DataLoader(folder, batch_size=10):
+        break
+    assert pixel_at(folder, 7) == folder[7][0]
+
+
+def pixel_at(folder, place):
+    return int(folder.all_files[place].rpartition("/")[2].removesuffix(".png"))
+
+
+def test_persistent_workers_last_five_epochs(folder):
+    loader = S3DataLoader(
+        folder, batch_size=16, shuffle=True, num_workers=2, persistent_workers=True
+    )
+    for _ in range(5):
+        assert sorted(p for pixels, _ in epoch(loader) for p in pixels) == list(range(120))
+
+
+def test_parts_of_the_dataset_work(folder):
+    first, second = random_split(folder, [100, 20], torch.Generator().manual_seed(1))
+    both = [
+        p for part in (first, second) for pixels, _ in epoch(S3DataLoader(part, 9)) for p in pixels
+    ]
+    assert sorted(both) == list(range(120))
+    assert [p for p, _ in Subset(folder, [3, 1])] == [folder[3][0], folder[1][0]]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, S3DataLoader])
+def test_the_error_of_a_worker_is_the_same_error(folder, s3, kind, fill):
+    bucket = fill({f"a/{i}.png": b"no image" for i in range(4)})
+    broken = S3ImageFolder(bucket)
+    with pytest.raises(OSError, match=rf"decoding s3://{bucket}/a/0.png") as caught:
+        list(kind(broken, batch_size=2, num_workers=1, collate_fn=list))
+    assert type(caught.value).__name__ == "DecodeError"
+
+
+def test_in_order_false_works_without_look_ahead(folder):
+    loader = S3DataLoader(folder, batch_size=10, num_workers=2, in_order=False)
+    assert loader.lookahead == 0
+    assert sorted(p for pixels, _ in epoch(loader) for p in pixels) == list(range(120))
+
+
+def test_a_wrong_look_ahead_is_an_error(folder):
+    with pytest.raises(ValueError, match="lookahead"):
+        S3DataLoader(folder, lookahead=-1)
+
+
+def _in_a_daemon(folder, out):
+    try:
+        S3DataLoader(folder, num_workers=2)
+    except DaemonicProcessError as error:
+        out.put(str(error))
+    else:
+        out.put("no error")
+    out.put(len(list(S3DataLoader(folder, batch_size=40))))
+
+
+def test_a_daemonic_process_is_told_to_use_no_workers(folder):
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    process = context.Process(target=_in_a_daemon, args=(folder, out), daemon=True)
+    process.start()
+    assert "use num_workers=0" in out.get(timeout=60)
+    assert out.get(timeout=60) == 3
+    process.join(30)
+    process.close()
+    out.close()
+    out.join_thread()
+
+
+RANK = """
+import sys
+import torch.distributed as dist
+from conftest import pixel
+from ddp_s3data import S3DataLoader, S3ImageFolder
+
+rank, port, bucket = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+folder = S3ImageFolder(bucket, "train", transform=pixel)
+loader = S3DataLoader(folder, batch_size=16, shuffle=True, num_workers=rank)
+for _ in range(2):
+    print([pixels.tolist() for pixels, _ in loader], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_share_one_permutation_and_have_equally_many_batches(digits, aws):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = str(sock.getsockname()[1])
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), port, digits],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    out = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    epochs = [[eval(line) for line in text.splitlines()] for text in out]
+    for number in range(2):
+        batches = [epochs[rank][number] for rank in range(2)]
+        assert [len(part) for part in batches] == [4, 4]
+        seen = [p for part in batches for batch in part for p in batch]
+        assert sorted(seen) == list(range(120))
+    assert epochs[0][0] != epochs[0][1]
