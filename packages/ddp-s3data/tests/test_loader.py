@@ -117,6 +117,39 @@ def test_without_look_ahead_nothing_is_fetched_early(digits, aws, proxy):
     assert folder.stats()["requests"] == 10
 
 
+def test_look_ahead_sees_through_subsets(digits, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url)
+    folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
+    proxy.plan = lambda request: Fault(delay_s=0.03)
+    part = Subset(Subset(folder, list(range(119, 19, -1))), torch.arange(80))
+    loader = S3DataLoader(part, batch_size=10)
+    assert isinstance(loader.dataset, Subset)
+    assert [p for pixels, _ in epoch(loader) for p in pixels] == [
+        folder[i][0] for i in range(119, 39, -1)
+    ]
+    stats = loader.stats()
+    assert stats["requests"] == 160
+    assert stats["depth"] > 0
+
+
+def test_statistics_of_workers_add_up_over_epochs(folder):
+    loader = S3DataLoader(folder, batch_size=10, num_workers=2)
+    assert loader.stats()["samples"] == 0
+    for _ in range(2):
+        epoch(loader)
+    stats = loader.stats()
+    assert (stats["samples"], stats["objects"]) == (240, 240)
+    assert stats["limited_by"] in ("network", "decode")
+
+
+def test_the_users_worker_init_is_called(folder):
+    def init(worker_id):
+        torch.utils.data.get_worker_info().dataset.transform = lambda image: worker_id
+
+    loader = S3DataLoader(folder, batch_size=10, num_workers=2, worker_init_fn=init)
+    assert [pixels[0] for pixels, _ in epoch(loader)] == [0, 1] * 6
+
+
 def test_an_early_break_leaves_the_dataset_usable(folder):
     loader = S3DataLoader(folder, batch_size=10, num_workers=2, persistent_workers=True)
     for _ in range(3):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from torch.utils.data import Subset
 
 _LANES = itertools.count(1)
 
@@ -68,6 +70,40 @@ class LookAheadSampler:
         if name == "batches":
             raise AttributeError(name)
         return getattr(self.batches, name)
+
+
+class AheadSubset(Subset[Any]):
+    """A `Subset` that passes on what follows, translated to positions of what it is a part of."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        translated = Batch(
+            self._inner(indices),
+            tuple(self._inner(batch) for batch in getattr(indices, "ahead", ())),
+            getattr(indices, "lane", 0),
+        )
+        whole: Any = self.dataset
+        if hasattr(whole, "__getitems__"):
+            found: list[Any] = whole.__getitems__(translated)
+            return found
+        return [whole[index] for index in translated]
+
+    def _inner(self, indices: Sequence[int]) -> list[int]:
+        places = self.indices
+        return [int(places[index]) for index in indices]
+
+
+def see_through(dataset: Any) -> Any:
+    """Return the dataset, in which each plain `Subset` is an `AheadSubset` of the same part."""
+    if type(dataset) is not Subset:
+        return dataset
+    return AheadSubset(see_through(dataset.dataset), dataset.indices)
+
+
+def innermost(dataset: Any) -> Any:
+    """Return what the dataset is a part of, or itself."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 class Depth:

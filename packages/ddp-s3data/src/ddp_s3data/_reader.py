@@ -90,10 +90,11 @@ class Reader:
             if slots:
                 self._engine.call(self._scheduler.drop, [*slots.values()])
             counters.wait_s += waited
-            now = time.perf_counter()
-            lane.depth.saw(waited, now - lane.ended_at)
-            lane.ended_at = now
-            counters.depth = lane.depth.now
+            if lane_id != _PLAIN:
+                now = time.perf_counter()
+                lane.depth.saw(waited, now - lane.ended_at)
+                lane.ended_at = now
+                counters.depth = lane.depth.now
 
     def _submit(
         self, indices: Sequence[int], ahead: Sequence[Sequence[int]], lane: _Lane

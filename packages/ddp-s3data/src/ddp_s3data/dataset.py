@@ -79,6 +79,7 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         self.bad_sample_limit = bad_sample_limit
         self._live: tuple[Reader, Counters] | None = None
         self._bad = 0
+        self._report: Callable[[list[float]], None] | None = None
 
     @property
     def bucket(self) -> str:
@@ -135,11 +136,17 @@ class BucketDataset(Dataset[_T], Generic[_T]):
                 raise
             counters.decode_s += time.perf_counter() - started
         counters.samples += len(samples)
+        if self._report is not None:
+            self._report(counters.vector())
         return samples
 
     def stats(self) -> dict[str, Any]:
         """Return what this process has read of this dataset; see `S3DataLoader.stats`."""
         return summary([self._reading()[1].vector()])
+
+    def report_to(self, report: Callable[[list[float]], None]) -> None:
+        """Call this with all counters of this process after each batch; `S3DataLoader` does."""
+        self._report = report
 
     def _sample(self, place: int, reply: Reply) -> _T:
         raise NotImplementedError
@@ -198,7 +205,7 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         raise error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_bad": 0}
+        return {**self.__dict__, "_live": None, "_bad": 0, "_report": None}
 
     def __repr__(self) -> str:
         return (

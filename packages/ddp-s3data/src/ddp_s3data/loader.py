@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
-from ._lookahead import LookAheadSampler
+from ._lookahead import LookAheadSampler, innermost, see_through
+from ._stats import WIDTH, summary
+from .dataset import BucketDataset
 from .errors import DaemonicProcessError
 
 __all__ = ["S3DataLoader"]
@@ -23,8 +26,8 @@ class S3DataLoader(DataLoader[Any]):
 
     *Look-ahead.* Each batch of indices carries the next ones for the same DataLoader worker, which
     fetches them while it decodes. The batches and their order are exactly those of torch. It works
-    for every order, sampler and start method, with `num_workers=0` too, and for every dataset of
-    this package. A worker uses the hints only as far as it would otherwise wait.
+    for every order, sampler and start method, with `num_workers=0` too, for every dataset of this
+    package and every `Subset` of one. A worker uses the hints only where it would otherwise wait.
 
     *Sharding.* Inside a process group, unless a sampler is given, each rank gets its part of one
     permutation made from (seed, epoch), equally many batches on each; the epoch advances with every
@@ -68,6 +71,12 @@ class S3DataLoader(DataLoader[Any]):
                 "use num_workers=0 (it fetches ahead too), or run training in a process of its own"
             )
         self.lookahead = lookahead
+        dataset = see_through(dataset)
+        self._board: torch.Tensor | None = None
+        if num_workers > 0 and isinstance(innermost(dataset), BucketDataset):
+            self._board = torch.zeros(num_workers, WIDTH, dtype=torch.float64)
+            self._board.share_memory_()  # type: ignore[no-untyped-call] # torch has no type for it
+            settings["worker_init_fn"] = _Start(self._board, settings.get("worker_init_fn"))
         self._shards: DistributedSampler[Any] | None = None
         self._epoch = 0
         if shard and sampler is None and batch_sampler is None and _ranks() > 1:
@@ -101,6 +110,23 @@ class S3DataLoader(DataLoader[Any]):
         """Make the next iteration the one of this epoch; later ones count on from it."""
         self._epoch = epoch
 
+    def stats(self) -> dict[str, Any]:
+        """Return what all workers have read through this loader, all epochs together.
+
+        Without workers it is what this process has read of the dataset. Counts are as of the last
+        complete batch of each worker.
+
+        Returns:
+            `requests, objects, bytes, samples, replaced, changed, hedges, cache_hits`, `wasted`
+            (fetched ahead in vain), `retries` by cause, `latency_s` of requests (`p50 p90 p99`),
+            `wait_s` and `decode_s` over all workers, `wait_share`, `depth` of look-ahead in
+            batches, and `limited_by`: `network` or `decode`.
+        """
+        if self._board is not None:
+            return summary(self._board.tolist())
+        whole = innermost(self.dataset)
+        return whole.stats() if isinstance(whole, BucketDataset) else summary([])
+
     @property
     def _index_sampler(self) -> Any:
         """What torch iterates over for batches of indices: ours, round the one it would take."""
@@ -108,6 +134,28 @@ class S3DataLoader(DataLoader[Any]):
         if self.batch_sampler is None or self.lookahead == 0:
             return inner
         return LookAheadSampler(inner, max(1, self.num_workers), self.lookahead)
+
+
+class _Start:
+    """What a worker does first: report its counters to its row of the board."""
+
+    def __init__(self, board: torch.Tensor, then: Callable[[int], None] | None) -> None:
+        self._board = board
+        self._then = then
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        whole = innermost(info.dataset) if info is not None else None
+        if isinstance(whole, BucketDataset):
+            row = self._board[worker_id]
+            before = row.clone()  # of the workers that had this number in earlier epochs
+
+            def report(counters: list[float]) -> None:
+                row.copy_(before + torch.tensor(counters, dtype=torch.float64))
+
+            whole.report_to(report)
+        if self._then is not None:
+            self._then(worker_id)
 
 
 def _ranks() -> int:
