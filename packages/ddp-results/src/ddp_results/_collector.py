@@ -70,7 +70,6 @@ class Collector:
         self._stopping = False
         self._attached = threading.Event()
         self._finished = threading.Event()
-        self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._main, name="ddp-results-collector", daemon=True
         )
@@ -96,7 +95,7 @@ class Collector:
 
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait for the end of `finish`, or for an error; return whether it came."""
-        return self._finished.wait(timeout_s) or self._ended.is_set()
+        return self._finished.wait(timeout_s)
 
     def stop(self, timeout_s: float) -> None:
         """Store what has come, confirm it, and end; a second call does nothing."""
@@ -113,7 +112,7 @@ class Collector:
             logger.exception("collecting results")
             self.error = error
         finally:
-            self._ended.set()
+            self._finished.set()
             self._attached.set()
 
     async def _run(self) -> None:
@@ -194,6 +193,7 @@ class Collector:
             if note:
                 durable = Ack.unpack(acks[uid]).durable if acks.get(uid) else 0
                 self.streams[uid] = Stream(unpack_source(note), durable)
+        await channel.write(("held",), {})  # what the sources may hold is told by acks from now on
         await self._cycle(channel)
 
     async def _wait_for_lease(self, channel: Channel) -> None:

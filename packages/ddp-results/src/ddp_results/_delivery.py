@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ddp_results._paths import check_path
@@ -42,7 +42,7 @@ class _Payload:
     path: str
     writers: dict[Sink, Writer]
     size_bytes: int
-    digest: hashlib._Hash = field(default_factory=lambda: hashlib.sha256(usedforsecurity=False))
+    checksum: int = 0
     received_bytes: int = 0
 
 
@@ -92,12 +92,6 @@ class Delivery:
             self._queue.append((progress, records))
             self._wake.notify()
 
-    def flush_soon(self) -> None:
-        """Do not wait for the usual time before the next flush."""
-        with self._wake:
-            self._urgent = True
-            self._wake.notify()
-
     @property
     def is_idle(self) -> bool:
         """Whether everything that was handed over is durable."""
@@ -138,7 +132,7 @@ class Delivery:
 
     def _must_flush(self) -> bool:
         if not self._dirty:
-            self._urgent = False
+            self._urgent = self._urgent and bool(self._queue)
             return False
         if self._dirty_bytes >= _DIRTY_BYTES:
             return True
@@ -211,7 +205,7 @@ class Delivery:
             self._store_part(progress, number, record)
 
     def _store_part(self, progress: Progress, number: int, record: Record) -> None:
-        path, offset, total, data, digest = record.fields
+        path, offset, total, data, checksum = record.fields
         label = progress.source.label
         payload = self._payloads.get(progress)
         if offset == 0:
@@ -224,19 +218,19 @@ class Delivery:
             self._drop_payload(progress)
             self._fail(label, path, SinkError(f"{path!r} has lost a part on its way"))
             return
-        payload.digest.update(data)
+        payload.checksum = zlib.crc32(data, payload.checksum)
+        if payload.checksum != checksum:
+            self._drop_payload(progress)
+            self._fail(label, path, SinkError(f"{path!r} was damaged on its way"))
+            return
         payload.received_bytes += len(data)
         for sink, writer in list(payload.writers.items()):
             if not self._attempt(sink, lambda w=writer: w.append(data) or True, path, label):  # type: ignore[misc]
                 payload.writers.pop(sink).abort()
         if payload.received_bytes >= total:
-            self._commit(progress, payload, digest, label)
+            self._commit(progress, payload, label)
 
-    def _commit(self, progress: Progress, payload: _Payload, digest: bytes, label: str) -> None:
-        if payload.digest.digest() != digest:
-            self._drop_payload(progress)
-            self._fail(label, payload.path, SinkError(f"{payload.path!r} was damaged on its way"))
-            return
+    def _commit(self, progress: Progress, payload: _Payload, label: str) -> None:
         for sink, writer in payload.writers.items():
             self._attempt(sink, writer.commit, payload.path, label)
         self._dirty_bytes += payload.size_bytes

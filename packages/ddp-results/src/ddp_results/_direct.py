@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from ddp_results._delivery import Delivery
 from ddp_results._outbox import Outbox
-from ddp_results._record import Record, Source
+from ddp_results._record import Kind, Record, Source
 from ddp_results.errors import SinkError
 from ddp_results.sinks.base import Sink
 
@@ -47,8 +48,8 @@ class DirectOutlet:
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until everything submitted so far is stored; False if that takes too long."""
-        goal = self._outbox.submitted
-        self._delivery.flush_soon()
+        goal = self._outbox.add([Record(Kind.MARK, time.time(), (0,), 0)])
+        self._move()
         done = self._outbox.wait_until(
             lambda: self._outbox.durable >= goal, timeout_s, on_wait=self._say_waiting
         )
@@ -71,6 +72,7 @@ class DirectOutlet:
     def taken(self, number: int) -> None:
         self._taken = number
         self._outbox.acknowledge(durable=self._durable, taken=number)
+        self._move()
 
     @property
     def durable(self) -> int:

@@ -37,8 +37,10 @@ class Outbox:
         self._records: dict[int, tuple[Record, int]] = {}  # number -> record, bytes up to it
         self._offsets_base = 0  # bytes up to and including `durable`
         self._bytes = 0  # bytes up to and including `submitted`
+        self._taken_offset = 0  # bytes up to and including `taken`
         self._retired = False
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def add(self, records: Sequence[Record]) -> int:
         """Number `records`, keep them, and return the number of the last; never blocks.
@@ -46,21 +48,29 @@ class Outbox:
         Raises:
             Retired: if `retire` came first.
         """
-        with self._changed:
+        with self._lock:
             if self._retired:
                 raise Retired
             if self.failure is not None:
                 raise self.failure
+            number, offset = self.submitted, self._bytes
             for record in records:
-                self.submitted += 1
-                self._bytes += record.size_bytes + RECORD_OVERHEAD_BYTES
-                self._records[self.submitted] = (record, self._bytes)
-            return self.submitted
+                number += 1
+                offset += record.size_bytes + RECORD_OVERHEAD_BYTES
+                self._records[number] = (record, offset)
+            self.submitted, self._bytes = number, offset
+            return number
 
     @property
     def has_room(self) -> bool:
         """Whether what is submitted and not taken fits into the window."""
-        return self._bytes - self._offset(self.taken) <= self.window_bytes
+        return self._bytes - self._taken_offset <= self.window_bytes
+
+    @property
+    def under_way_bytes(self) -> int:
+        """What has been sent and not been taken."""
+        with self._lock:
+            return self._offset(self.sent) - self._taken_offset
 
     def wait_until(
         self,
@@ -99,7 +109,7 @@ class Outbox:
         one, whatever its size.
         """
         with self._changed:
-            limit = self._offset(self.taken) + self.window_bytes
+            limit = self._taken_offset + self.window_bytes
             first = number = self.sent + 1
             start = self._offset(self.sent)
             chosen: list[Record] = []
@@ -129,6 +139,7 @@ class Outbox:
                     del self._records[number]
                 self.durable = durable
             self.taken = taken
+            self._taken_offset = self._offset(taken)
             self.sent = max(self.sent, durable)
             if news:
                 self.last_change = time.monotonic()
@@ -140,6 +151,7 @@ class Outbox:
         with self._changed:
             self.sent = max(self.durable, min(self.sent, number))
             self.taken = min(self.taken, self.sent)
+            self._taken_offset = self._offset(self.taken)
 
     def resize(self, window_bytes: int) -> None:
         """Change the window; whoever waits for room looks again."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
+import zlib
 from typing import Any
 
 from ddp_results._record import Kind, Record
@@ -35,12 +35,11 @@ def result_records(path: str, data: bytes) -> list[Record]:
     total = len(data)
     if total <= PART_BYTES:
         return [Record(Kind.RESULT, now, (path, data), total + len(path))]
-    digest = hashlib.sha256(data, usedforsecurity=False).digest()
     view = memoryview(data)
-    records = []
+    records, checksum = [], 0
     for offset in range(0, total, PART_BYTES):
         part = view[offset : offset + PART_BYTES]
-        last = offset + len(part) == total
-        fields = (path, offset, total, part, digest if last else b"")
+        checksum = zlib.crc32(part, checksum)
+        fields = (path, offset, total, part, checksum)
         records.append(Record(Kind.PART, now, fields, len(part) + len(path)))
     return records

@@ -17,7 +17,7 @@ class Kind(IntEnum):
 
     RESULT = 0  # [path, data]: store a whole result
     METRICS = 1  # [step, values]: append one point
-    PART = 2  # [path, offset, total, data, digest]: part of a large result; digest on the last
+    PART = 2  # [path, offset, total, data, CRC-32 of the result up to here]: of a large result
     DELETE = 3  # [path]: remove a file, for the retention of checkpoints
     MARK = 4  # [number]: everything before this is to be made durable now
     END = 5  # []: the source says no more
@@ -66,8 +66,8 @@ class Source:
         """Describe this process."""
         return cls(
             uid=secrets.token_hex(6),
-            rank=_number("RANK", -1),
-            attempt=_number("TORCHELASTIC_RESTART_COUNT", 0),
+            rank=environment_number("RANK", -1),
+            attempt=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
             host=socket.gethostname(),
             pid=os.getpid(),
             job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -85,7 +85,8 @@ class Source:
         return [self.uid, self.rank, self.attempt, self.host, self.pid, self.job]
 
 
-def _number(variable: str, default: int) -> int:
+def environment_number(variable: str, default: int) -> int:
+    """Return an environment variable as a number; `default` if it is none."""
     try:
         return int(os.environ[variable])
     except (KeyError, ValueError):

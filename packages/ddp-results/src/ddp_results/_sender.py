@@ -10,16 +10,23 @@ from collections.abc import Callable, Sequence
 
 from ddp_results._channel import SCHEDULER_BUDGET_BYTES, Channel
 from ddp_results._outbox import Outbox
-from ddp_results._record import Kind, Record, Source
-from ddp_results._wire import Ack, Frame, pack_frame, pack_source
+from ddp_results._record import Kind, Record, Source, environment_number
+from ddp_results._wire import (
+    Ack,
+    Frame,
+    pack_frame,
+    pack_held,
+    pack_source,
+    unpack_held,
+)
 from ddp_results.errors import BackPressureError, ChannelLostError, ChannelResetError
 
 logger = logging.getLogger("ddp_results")
 
 FRAME_BYTES = 2**20
 FRAME_RECORDS = 512
-MIN_WINDOW_BYTES = 2**20
-MAX_WINDOW_BYTES = 16 * 2**20
+MIN_WINDOW_BYTES = 2**18
+MAX_WINDOW_BYTES = 48 * 2**20
 _BATCH_S = 0.02  # how long small records gather before the next frame
 _POLL_S = (0.01, 0.25)  # between looks at the acknowledgement, while something is under way
 _IDLE_POLL_S = (0.25, 1.0)  # and while nothing is: a client may ask for a mark
@@ -198,7 +205,19 @@ class Sender:
     async def _register(self, channel: Channel) -> None:
         await channel.open()
         await channel.write(("src", self._source.uid), pack_source(self._source))
-        self._outbox.resize(fair_window(len(await channel.read("src") or ())))
+        n_sources = max(len(await channel.read("src") or ()), environment_number("WORLD_SIZE", 1))
+        self._outbox.resize(fair_window(n_sources))
+        await self._fit_budget(channel)
+
+    async def _fit_budget(self, channel: Channel) -> None:
+        """Without a client, leave no more on the scheduler than others have left room for."""
+        held = unpack_held(await channel.read("held"))
+        own = self._outbox.under_way_bytes
+        if held.get(self._source.uid, 0) != own:
+            await channel.write(("held", self._source.uid), pack_held(own))
+        others = sum(size for uid, size in held.items() if uid != self._source.uid)
+        room = SCHEDULER_BUDGET_BYTES - others
+        self._outbox.resize(max(MIN_WINDOW_BYTES, min(self._outbox.window_bytes, room)))
 
     async def _step(self, channel: Channel, poll: _Pace) -> bool:
         """Send one frame or wait for something to do; return whether all is done."""
@@ -211,6 +230,8 @@ class Sender:
             poll.hurry(_POLL_S)
         if poll.due:
             changed = self._apply(await channel.read("ack", self._source.uid))
+            if not self._collector_lives() and box.under_way_bytes > MIN_WINDOW_BYTES:
+                await self._fit_budget(channel)
             busy = box.durable < box.submitted
             poll.next(_POLL_S if busy else _IDLE_POLL_S, changed)
             if not busy and (self._closing or self._closed_by_client):

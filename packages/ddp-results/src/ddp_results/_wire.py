@@ -124,6 +124,17 @@ def unpack_lease(data: bytes | None) -> Lease | None:
     return Lease(*row[1:])
 
 
+def pack_held(size_bytes: int) -> bytes:
+    """Return the note by which a source says how much it has under way."""
+    packed: bytes = msgpack.packb([VERSION, size_bytes])
+    return packed
+
+
+def unpack_held(notes: dict[str, bytes] | None) -> dict[str, int]:
+    """Read the notes of all sources: uid to bytes."""
+    return {uid: int(_unpack(note)[1]) for uid, note in (notes or {}).items() if note}
+
+
 def pack_frame(frame: Frame) -> bytes:
     """Return the bytes of a frame."""
     packed: bytes = msgpack.packb(
