@@ -21,7 +21,7 @@ def s3() -> Iterator[S3Server]:
 def client(s3: S3Server) -> Iterator[Client]:
     """Return a client of a Dask cluster of two worker processes, which reach the S3 server."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         yield client

@@ -50,7 +50,7 @@ def test_missing_credentials_are_explained(s3: S3Server, tmp_path: Path) -> None
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "s3://private/train/" in last
+    assert "s3://private" in last
     assert "credentials" in last
     assert "anon=True" in last
 
@@ -58,9 +58,9 @@ def test_missing_credentials_are_explained(s3: S3Server, tmp_path: Path) -> None
 def test_cluster_without_workers_is_said_to_have_none() -> None:
     options = ddp_core.LaunchOptions(wait_timeout_s=1)
     with (
-        LocalCluster(n_workers=0, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, dashboard_address=":0") as cluster,
         Client(cluster) as client,
-        pytest.raises(ddp_core.NotEnoughWorkersError, match="no worker"),
+        pytest.raises(ddp_core.NotEnoughWorkersError, match="running: 0"),
     ):
         ddp_core.launch(client, print, options=options).result(timeout=60)
 

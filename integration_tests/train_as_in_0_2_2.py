@@ -87,7 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("results")
     arguments = parser.parse_args()
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         client = Client(cluster)
         indices = list(range(len(S3ImageFolder(arguments.bucket, arguments.prefix))))
         np.random.shuffle(indices)

@@ -65,6 +65,7 @@ def train(url: str, epochs: int, results: DaskResultsHandler) -> dict[str, float
         accuracy = accuracy_of(model.module, test_set, device)
         results.log_metrics({"accuracy": accuracy}, step=step)
         if current_rank().rank == 0:
+            print(f"epoch {epoch}: accuracy {accuracy:.1%}", flush=True)
             results.save_checkpoint(f"epoch-{epoch}", model.module.state_dict(), step=step)
     seconds = time.perf_counter() - start
     return {"accuracy": accuracy, "images_per_s": epochs * len(train_set) / seconds}
@@ -96,7 +97,10 @@ def main() -> None:
             s3.create_bucket(bucket)
         s3.put_objects("digits", digits())
 
-        with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
             results = DaskResultsHandler()
             job = launch(client, train, args=("s3://digits/", options.epochs, results))
             print(job, flush=True)
@@ -110,7 +114,7 @@ def main() -> None:
         print(
             f"results     {options.results}/ and {len(s3.list_keys('runs'))} objects in s3://runs"
         )
-        print(f"checkpoint  {run.latest_checkpoint()}")
+        print(f"checkpoint  {options.results / run.latest_checkpoint().path}")
         print(f"loss curve  {options.results / 'loss.png'}")
 
 
