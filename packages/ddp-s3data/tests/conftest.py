@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import multiprocessing
 import os
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
+from aiobotocore.session import get_session
 from PIL import Image
 
 from ddp_s3data import S3Options
@@ -82,28 +85,80 @@ Fill = Callable[[Mapping[str, bytes]], str]
 _buckets = iter(range(10**6))
 
 
+class Admin:
+    """One client of the server for all tests: to create one costs more than a test."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._runner = asyncio.Runner()
+        self._stack = contextlib.AsyncExitStack()
+        client = get_session().create_client(
+            "s3",
+            region_name=server.region,
+            endpoint_url=server.endpoint_url,
+            aws_access_key_id=server.access_key,
+            aws_secret_access_key=server.secret_key,
+        )
+        self._client = self._runner.run(self._stack.enter_async_context(client))
+
+    def create(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        async def create() -> None:
+            await self._client.create_bucket(Bucket=bucket)
+            await self._put(bucket, objects)
+
+        self._runner.run(create())
+
+    def put(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        self._runner.run(self._put(bucket, objects))
+
+    def delete_object(self, bucket: str, key: str) -> None:
+        self._runner.run(self._client.delete_object(Bucket=bucket, Key=key))
+
+    def delete(self, bucket: str) -> None:
+        self._runner.run(self._client.delete_bucket(Bucket=bucket))
+
+    def close(self) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    async def _put(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        left = iter(objects.items())
+
+        async def put() -> None:
+            for key, body in left:
+                await self._client.put_object(Bucket=bucket, Key=key, Body=body)
+
+        await asyncio.gather(*(put() for _ in range(8)))
+
+
+@pytest.fixture(scope="session")
+def admin(s3: S3Server) -> Iterator[Admin]:
+    with pytest.MonkeyPatch.context() as patch:
+        _clear(patch)
+        admin = Admin(s3)
+    yield admin
+    admin.close()
+
+
 @pytest.fixture
-def fill(s3: S3Server) -> Iterator[Fill]:
+def fill(admin: Admin) -> Iterator[Fill]:
     """Makes a bucket of its own with these objects and returns its name."""
     made = []
 
     def fill(objects: Mapping[str, bytes]) -> str:
         bucket = f"bucket-{os.getpid()}-{next(_buckets)}"
-        s3.create_bucket(bucket)
         made.append(bucket)
-        s3.put_objects(bucket, objects)
+        admin.create(bucket, objects)
         return bucket
 
     yield fill
     for bucket in made:  # the server has room for some ten buckets at a time
-        s3._call(lambda client, bucket=bucket: client.delete_bucket(Bucket=bucket))
+        admin.delete(bucket)
 
 
 @pytest.fixture(scope="session")
-def digits(s3: S3Server) -> str:
+def digits(admin: Admin) -> str:
     """A bucket with 120 images of three classes below `train/`; image i has pixels i."""
-    s3.create_bucket("digits")
-    s3.put_objects("digits", {f"train/c{i % 3}/{i:04d}.png": png(i) for i in range(120)})
+    admin.create("digits", {f"train/c{i % 3}/{i:04d}.png": png(i) for i in range(120)})
     return "digits"
 
 

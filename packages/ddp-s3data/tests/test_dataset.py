@@ -154,9 +154,9 @@ def test_bytes_in_flight_are_bounded_and_a_large_object_still_comes(fill, throug
 
 
 @pytest.fixture
-def gap(dataset, s3):
+def gap(dataset, admin):
     """The dataset, of which sample 5 is deleted after it was listed."""
-    s3.delete_object(dataset.bucket, "d/005")
+    admin.delete_object(dataset.bucket, "d/005")
     return dataset
 
 

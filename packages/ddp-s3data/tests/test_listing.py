@@ -123,9 +123,8 @@ def test_no_credentials_is_an_error_that_names_anon(no_credentials):
         S3Dataset("public-bucket")
 
 
-def test_an_anonymous_bucket_is_read_with_anon(s3, no_credentials, proxy):
-    s3.create_bucket("public-bucket")
-    s3.put_objects("public-bucket", {"a.png": png(1)})
+def test_an_anonymous_bucket_is_read_with_anon(admin, no_credentials, proxy):
+    admin.create("public-bucket", {"a.png": png(1)})
     options = S3Options(endpoint_url=proxy.endpoint_url)
     dataset = S3Dataset("public-bucket", anon=True, options=options)
     assert dataset[0].data == png(1)

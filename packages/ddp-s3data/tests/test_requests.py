@@ -93,22 +93,22 @@ def test_a_stall_is_bounded_by_the_deadline(fill, through_proxy, proxy):
         dataset[0]
 
 
-def test_a_deleted_object_is_not_found_and_not_retried(one, proxy, s3):
-    s3.delete_object(one.bucket, "d/one.bin")
+def test_a_deleted_object_is_not_found_and_not_retried(one, proxy, admin):
+    admin.delete_object(one.bucket, "d/one.bin")
     before = len(proxy.requests)
     with pytest.raises(ObjectNotFoundError, match="deleted after it was listed"):
         one[0]
     assert len(proxy.requests) == before + 1
 
 
-def test_a_replaced_object_is_read_as_it_is_now_and_counted(one, s3):
-    s3.put_objects(one.bucket, {"d/one.bin": b"new"})
+def test_a_replaced_object_is_read_as_it_is_now_and_counted(one, admin):
+    admin.put(one.bucket, {"d/one.bin": b"new"})
     assert one[0].data == b"new"
     assert one.stats()["changed"] == 1
 
 
-def test_an_object_that_is_empty_now_is_read_as_empty(one, s3):
-    s3.put_objects(one.bucket, {"d/one.bin": b""})
+def test_an_object_that_is_empty_now_is_read_as_empty(one, admin):
+    admin.put(one.bucket, {"d/one.bin": b""})
     assert one[0].data == b""
 
 

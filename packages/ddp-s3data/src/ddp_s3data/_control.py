@@ -57,6 +57,7 @@ class Control:
         self._stack = contextlib.AsyncExitStack()
         self._session: Any = None
         self._client: Any = None
+        self._used_region = ""
         self._lock = asyncio.Lock()
 
     async def client(self) -> Any:
@@ -78,7 +79,9 @@ class Control:
         if options.access_key_id is not None:
             secret = options.secret_access_key or ""
             return Keys(options.access_key_id, secret, options.session_token)
-        await self.client()
+        async with self._lock:
+            if self._session is None:
+                await self._open()
         try:
             credentials = await self._session.get_credentials()
             if credentials is None:
@@ -98,7 +101,7 @@ class Control:
     async def reroute(self, region: str) -> bool:
         """Use another region; return whether that is a change."""
         async with self._lock:
-            if not region or region == self._client_region():
+            if not region or region == self._used_region:
                 return False
             self._region = region
             await self._close()
@@ -108,6 +111,13 @@ class Control:
         """Close the client."""
         async with self._lock:
             await self._close()
+
+    async def release(self) -> None:
+        """Close the client, some 10 MB; credentials stay, and it is made again when needed."""
+        async with self._lock:
+            stack, self._stack = self._stack, contextlib.AsyncExitStack()
+            self._client = None
+            await stack.aclose()
 
     async def route(self) -> tuple[Route, Signer | None] | str:
         """Return how to read without aiobotocore, or the reason why that is not possible.
@@ -129,7 +139,7 @@ class Control:
             host_header=parts.netloc,
             base_path=parts.path[: -len(quoted)],
             tls=self._tls() if secure else None,
-            region=self._client_region(),
+            region=self._used_region,
             extra=(("x-amz-request-payer", "requester"),) if self._options.requester_pays else (),
         )
         keys = await self.keys()
@@ -146,16 +156,14 @@ class Control:
         """Return a signer of the same route for other keys."""
         return Signer(keys, route.region, route.host_header, route.extra)
 
-    def _client_region(self) -> str:
-        return str(self._client.meta.region_name) if self._client is not None else ""
-
     def _tls(self) -> ssl.SSLContext:
         bundle = self._options.ca_bundle or self._session.get_config_variable("ca_bundle")
         return ssl.create_default_context(cafile=bundle or get_cert_path(True))
 
     async def _open(self) -> None:
         options = self._options
-        self._session = AioSession(profile=options.profile)
+        if self._session is None:
+            self._session = AioSession(profile=options.profile)
         try:
             region = self._region or self._session.get_config_variable("region") or _DEFAULT_REGION
             from_chain = not options.anon and not options.explicit_keys
@@ -172,6 +180,7 @@ class Control:
                 config=_config(options),
             )
             self._client = await self._stack.enter_async_context(client)
+            self._used_region = str(self._client.meta.region_name)
         except exceptions.ProfileNotFound as error:
             raise _no_credentials(self.bucket, error) from error
         except (exceptions.BotoCoreError, ValueError) as error:

@@ -44,6 +44,7 @@ async def open_store(bucket: str, options: S3Options) -> ObjectStore:
         _log.info("reading s3://%s through aiobotocore: %s", bucket, found)
         return BotocoreStore(control, options)
     route, signer = found
+    await control.release()
     return DirectStore(control, options, route, signer)
 
 
@@ -94,6 +95,7 @@ class DirectStore:
                 raise FaultError("protocol", found)
             old = self._pool
             self._use(*found)
+            await self._control.release()
             await old.close()
             return True
 
