@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,60 @@ def test_what_could_not_be_read_back_is_refused_when_saved() -> None:
 def test_name_of_a_checkpoint_is_one_segment() -> None:
     with pytest.raises(PathError, match="single path segment"):
         DaskResultsHandler().save_checkpoint("a/b", {})
+
+
+def test_only_the_last_and_the_best_are_kept(client: Client, tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> None:
+        for step, loss in enumerate([5, 1, 4, 3, 2]):
+            handler.save_checkpoint(
+                f"step-{step}",
+                {"w": torch.full((3,), step)},
+                step=step,
+                metrics={"loss": loss},
+                keep_last=2,
+                keep_best="loss",
+            )
+
+    handler.process_results(tmp_path, [client.submit(work, pure=False)])
+    names = [checkpoint.name for checkpoint in open_run(tmp_path).checkpoints()]
+    assert names == ["step-1", "step-3", "step-4"]
+    assert len(list(tmp_path.glob("checkpoints/*/*.pt"))) == 3
+
+
+def test_reader_sees_a_whole_checkpoint_while_its_name_is_saved_again(
+    client: Client, tmp_path: Path
+) -> None:
+    handler, n_saves = DaskResultsHandler(), 40
+
+    def work() -> None:
+        for step in range(n_saves):
+            handler.save_checkpoint("last", {"w": torch.full((50_000,), step)}, step=step)
+
+    future = client.submit(work, pure=False)
+    (tmp_path / "out").mkdir()
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        run = open_run(tmp_path / "out")
+        while not stop.is_set():
+            latest = run.latest_checkpoint()
+            if latest is not None:
+                weights = latest.load()["w"]
+                assert (weights == weights[0]).all()
+                seen.append(int(weights[0]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        handler.process_results(tmp_path / "out", [future])
+        last = open_run(tmp_path / "out").latest_checkpoint()
+        assert last is not None
+        assert int(last.load()["w"][0]) == n_saves - 1
+    finally:
+        stop.set()
+        reader.join()
+    assert seen == sorted(seen)
+    assert len(list((tmp_path / "out").glob("checkpoints/last/*.pt"))) == 1

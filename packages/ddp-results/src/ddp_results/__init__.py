@@ -7,7 +7,6 @@ scheduler to `process_results` on the client, which puts them into order, gives 
 not acknowledged and sends it again. A *run* is what a sink holds in the end; `open_run` reads it.
 """
 
-from ddp_results.checkpoints import Checkpoint
 from ddp_results.errors import (
     BackPressureError,
     ChannelLostError,
@@ -24,6 +23,7 @@ from ddp_results.errors import (
     SinkUnavailableError,
 )
 from ddp_results.handler import DaskResultsHandler, Delivered
+from ddp_results.manifests import Checkpoint
 from ddp_results.runs import Run, open_run
 from ddp_results.s3_handler import S3ResultsHandler
 from ddp_results.sinks import LocalSink, MemorySink, Sink, TeeSink, open_sink

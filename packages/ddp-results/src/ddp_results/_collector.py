@@ -128,7 +128,12 @@ class Collector:
                 continue  # the ranks will resend what is not durable
             except ChannelLostError:
                 now = time.monotonic()
-                lost_since = lost_since or now
+                if not lost_since:
+                    lost_since = now
+                    logger.warning(
+                        "the Dask scheduler does not answer; trying again for %.0f s",
+                        _LOST_TIMEOUT_S,
+                    )
                 if now - lost_since > _LOST_TIMEOUT_S:
                     raise
                 await asyncio.sleep(0.5)

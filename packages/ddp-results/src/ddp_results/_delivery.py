@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from ddp_results._paths import check_path
 from ddp_results._record import Kind, Point, Record, Source
+from ddp_results._retention import retain
 from ddp_results.errors import PathError, SinkError
 from ddp_results.sinks.base import Sink, Writer
 
@@ -188,6 +189,10 @@ class Delivery:
     def _store_one(self, progress: Progress, number: int, record: Record) -> None:
         if record.kind in (Kind.MARK, Kind.END):
             self._urgent = True
+            return
+        if record.kind is Kind.RETAIN:
+            for sink in self._alive():
+                self._attempt(sink, lambda s=sink: retain(s, *record.fields), "checkpoints", None)  # type: ignore[misc]
             return
         path = record.fields[0]
         label = progress.source.label

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import time
 from types import TracebackType
@@ -13,15 +12,13 @@ from ddp_results._collector import Collector
 from ddp_results._delivery import Delivery
 from ddp_results._futures import FutureWatch
 
-logger = logging.getLogger("ddp_results")
-
 _LINE_EVERY_S = 10.0
 _TABLE_EVERY_S = 0.5
 _MAX_ROWS = 32
 
 
 class Display:
-    """Call `tick` often; it looks at the clock. Uses rich if it is installed."""
+    """Call `tick` often; it looks at the clock. Writes to stderr; a table needs rich."""
 
     def __init__(
         self, key: str, collector: Collector, delivery: Delivery, watch: FutureWatch
@@ -65,7 +62,8 @@ class Display:
         if self._live is not None and passed >= _TABLE_EVERY_S:
             self._live.update(self._table(passed), refresh=True)
         elif self._live is None and passed >= _LINE_EVERY_S:
-            logger.info("%s", self._line(passed))
+            sys.stderr.write(f"{self._line(passed)}\n")
+            sys.stderr.flush()
         else:
             return
         self._shown = now
@@ -86,8 +84,15 @@ class Display:
         return (
             f"results {self._key}: {total} records of {len(streams)} processes, {rate:.0f}/s"
             f"{step}{loss}; {self._watch.n_pending} of {self._watch.total} ranks run"
-            + (f"; waiting for {waiting}" if waiting else "")
+            + (f"; waiting for {waiting}" if waiting else self._finishing())
         )
+
+    def _finishing(self) -> str:
+        """Say for what it waits when all ranks have ended."""
+        if self._watch.n_pending or not self._watch.total:
+            return ""
+        behind = sum(stream.received - stream.durable for stream in self._streams().values())
+        return f"; storing the last {behind}" if behind else "; waiting for the last word of some"
 
     def _table(self, passed: float) -> Any:
         from rich.table import Table

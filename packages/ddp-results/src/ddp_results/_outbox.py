@@ -28,6 +28,7 @@ class Outbox:
 
     def __init__(self, window_bytes: int) -> None:
         self.window_bytes = window_bytes
+        self.has_room = True  # whether what is submitted and not taken fits into the window
         self.submitted = 0
         self.sent = 0
         self.taken = 0
@@ -59,12 +60,8 @@ class Outbox:
                 offset += record.size_bytes + RECORD_OVERHEAD_BYTES
                 self._records[number] = (record, offset)
             self.submitted, self._bytes = number, offset
+            self.has_room = offset - self._taken_offset <= self.window_bytes
             return number
-
-    @property
-    def has_room(self) -> bool:
-        """Whether what is submitted and not taken fits into the window."""
-        return self._bytes - self._taken_offset <= self.window_bytes
 
     @property
     def under_way_bytes(self) -> int:
@@ -140,6 +137,7 @@ class Outbox:
                 self.durable = durable
             self.taken = taken
             self._taken_offset = self._offset(taken)
+            self._look_for_room()
             self.sent = max(self.sent, durable)
             if news:
                 self.last_change = time.monotonic()
@@ -152,12 +150,14 @@ class Outbox:
             self.sent = max(self.durable, min(self.sent, number))
             self.taken = min(self.taken, self.sent)
             self._taken_offset = self._offset(self.taken)
+            self._look_for_room()
 
     def resize(self, window_bytes: int) -> None:
         """Change the window; whoever waits for room looks again."""
         with self._changed:
             if window_bytes != self.window_bytes:
                 self.window_bytes = window_bytes
+                self._look_for_room()
                 self._changed.notify_all()
 
     def fail(self, failure: BaseException) -> None:
@@ -177,6 +177,9 @@ class Outbox:
     def retired(self) -> bool:
         """Whether `retire` has succeeded."""
         return self._retired
+
+    def _look_for_room(self) -> None:
+        self.has_room = self._bytes - self._taken_offset <= self.window_bytes
 
     def _offset(self, number: int) -> int:
         if number <= self.durable:

@@ -45,7 +45,7 @@ _outlets = _Outlets()
 def submit(key: str, create: Callable[[], Outlet], records: Sequence[Record]) -> Outlet:
     """Give `records` to the outlet of this process for `key`; return it."""
     while True:
-        outlet = outlet_for(key, create)
+        outlet = _outlets.open.get(key) or outlet_for(key, create)  # emptied by a fork
         try:
             outlet.submit(records)
         except Retired:
@@ -56,9 +56,6 @@ def submit(key: str, create: Callable[[], Outlet], records: Sequence[Record]) ->
 
 def outlet_for(key: str, create: Callable[[], Outlet]) -> Outlet:
     """Return the outlet of this process for `key`, created by `create` if there is none."""
-    outlet = _outlets.open.get(key)
-    if outlet is not None and _outlets.armed_pid == os.getpid():
-        return outlet
     with _outlets.lock:
         _arm()
         outlet = _outlets.open.get(key)
@@ -69,7 +66,7 @@ def outlet_for(key: str, create: Callable[[], Outlet]) -> Outlet:
 
 def existing(key: str) -> Outlet | None:
     """Return the outlet of this process for `key`, if it has been used here."""
-    return _outlets.open.get(key) if _outlets.armed_pid == os.getpid() else None
+    return _outlets.open.get(key)
 
 
 def forget(key: str, outlet: Outlet) -> None:

@@ -17,8 +17,6 @@ def as_bytes(path: str, data: Any) -> bytes:
     Raises:
         TypeError: if it is something else; it names the path.
     """
-    if type(data) is bytes:
-        return data
     if isinstance(data, str):
         return data.encode("utf-8", "surrogatepass")
     if isinstance(data, bytes | bytearray | memoryview):

@@ -69,7 +69,9 @@ class Sender:
         self._wake = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="ddp-results-sender", daemon=True)
         self._thread.start()
-        if not self._ready.wait(_CONNECT_TIMEOUT_S + 5):
+        if not self._ready.wait(10.0):
+            logger.warning("%s waits for the Dask scheduler to answer", self._source.label)
+        if not self._ready.wait(_CONNECT_TIMEOUT_S - 5):
             self._outbox.fail(ChannelLostError(f"no connection within {_CONNECT_TIMEOUT_S:.0f} s"))
         if self._outbox.failure is not None:
             raise self._outbox.failure
@@ -195,7 +197,13 @@ class Sender:
                 await self._register(channel)
             except ChannelLostError:
                 now = time.monotonic()
-                lost_since = lost_since or now
+                if lost_since is None:
+                    lost_since = now
+                    logger.warning(
+                        "%s has lost the Dask scheduler; trying again for %.0f s, nothing is lost",
+                        self._source.label,
+                        _LOST_TIMEOUT_S,
+                    )
                 self._outbox.rewind(self._outbox.durable)
                 if now - lost_since > _LOST_TIMEOUT_S or self._stopping:
                     raise

@@ -43,7 +43,8 @@ class SubmittingHandler(abc.ABC):
             NoClusterError, ChannelLostError: if there is no way to deliver it.
             BackPressureError: if there was no room for ten minutes.
         """
-        self._submit(result_records(check_path(path), as_bytes(path, data)))
+        content = data if type(data) is bytes else as_bytes(path, data)
+        self._submit(result_records(check_path(path), content))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Record one point: named numbers (or text, flags, dates) at a step.
@@ -66,6 +67,9 @@ class SubmittingHandler(abc.ABC):
         *,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
+        keep_last: int | None = None,
+        keep_best: str | None = None,
+        best: str = "min",
     ) -> None:
         """Store a checkpoint below `checkpoints/<name>/`, by `torch.save`.
 
@@ -78,11 +82,25 @@ class SubmittingHandler(abc.ABC):
             state_dict: tensors and plain containers, as from `model.state_dict()`.
             step: orders checkpoints; without it, the time does.
             metrics: recorded in the manifest, for choosing the best.
+            keep_last: remove all checkpoints of the run except so many last ones, after this one
+                is durable. None keeps all, unless `keep_best` is given.
+            keep_best: name of a metric; the checkpoint with the best value is kept as well.
+            best: whether the best value is the `min` or the `max`.
 
         Raises:
             CheckpointError: if torch is missing, or cannot save or read back the state.
         """
-        self._submit(checkpoint_records(name, state_dict, step=step, metrics=metrics))
+        self._submit(
+            checkpoint_records(
+                name,
+                state_dict,
+                step=step,
+                metrics=metrics,
+                keep_last=keep_last,
+                keep_best=keep_best,
+                best=best,
+            )
+        )
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything that this process has submitted is durable in the sink.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_results._plot import plot_metric
-from ddp_results.checkpoints import MANIFEST, PREFIX, Checkpoint, read_manifest
-from ddp_results.errors import CheckpointError, RunNotFoundError
+from ddp_results.errors import RunNotFoundError
+from ddp_results.manifests import PREFIX, Checkpoint, best_of, read_manifests
 from ddp_results.sinks._jsonl import METRICS_PREFIX, decode_lines
 from ddp_results.sinks.base import ReadableSink
 from ddp_results.sinks.opening import Target, open_sink
@@ -90,14 +90,7 @@ class Run:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, oldest first: by step, then by time."""
-        found = []
-        for path in self._sink.names(PREFIX):
-            if path.endswith(f"/{MANIFEST}"):
-                try:
-                    found.append(read_manifest(self._sink, path))
-                except FileNotFoundError:  # removed since it was listed
-                    continue
-        return sorted(found, key=lambda checkpoint: checkpoint.age_key)
+        return read_manifests(self._sink)
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the highest step, or None if there is none."""
@@ -111,13 +104,7 @@ class Run:
             ValueError: for another mode.
             CheckpointError: if no checkpoint has that metric as a number.
         """
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', not {mode!r}")
-        found = [c for c in self.checkpoints() if isinstance(c.metrics.get(metric), int | float)]
-        if not found:
-            raise CheckpointError(f"no checkpoint of {self!r} has the metric {metric!r}")
-        choose = min if mode == "min" else max
-        return choose(found, key=lambda checkpoint: float(checkpoint.metrics[metric] or 0))
+        return best_of(self.checkpoints(), metric, mode)
 
     def plot(self, name: str, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw a metric over the steps, a line for each rank; return the figure.
