@@ -12,6 +12,7 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ def train(url: str, epochs: int, results: DaskResultsHandler) -> dict[str, float
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, test_set: Dataset, device: torch.device) -> float:
+def accuracy_of(model: nn.Module, test_set: Dataset[Any], device: str) -> float:
     """Return the share of right answers; each rank tests a share, and all learn the total."""
     model.eval()
     right = torch.zeros(2)
@@ -108,13 +109,15 @@ def main() -> None:
             ranks = job.result()
 
         run = open_run(options.results)
+        checkpoint = run.latest_checkpoint()
         run.plot("loss", options.results / "loss.png")
         print(f"accuracy    {ranks[0]['accuracy']:.1%} on images not trained on")
         print(f"throughput  {ranks[0]['images_per_s']:.0f} images/s")
         print(
             f"results     {options.results}/ and {len(s3.list_keys('runs'))} objects in s3://runs"
         )
-        print(f"checkpoint  {options.results / run.latest_checkpoint().path}")
+        if checkpoint is not None:
+            print(f"checkpoint  {options.results / checkpoint.path}")
         print(f"loss curve  {options.results / 'loss.png'}")
 
 
