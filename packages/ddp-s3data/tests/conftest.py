@@ -178,4 +178,4 @@ def nothing_left() -> Iterator[None]:
         child.join(10)
     assert not multiprocessing.active_children()
     extra = {thread.name for thread in threading.enumerate()} - before
-    assert all(name.startswith(("ddp-", "QueueFeederThread")) for name in extra), extra
+    assert all(name.startswith(("ddp-", "QueueFeederThread", "asyncio_")) for name in extra), extra

@@ -31,5 +31,5 @@ def test_a_store_that_breaks_the_contract_is_found():
             page = await super().list(prefix, delimiter=delimiter, token=token, limit=limit)
             return page if token is None else await super().list(prefix, limit=limit)
 
-    with pytest.raises(AssertionError, match=r"limit bounds|pages together|every key"):
+    with pytest.raises(AssertionError, match="pages come to an end"):
         asyncio.run(check_object_store(Wrong(OBJECTS), OBJECTS))

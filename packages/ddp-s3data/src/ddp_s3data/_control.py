@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from botocore.utils import get_environ_proxies
 
 from ._address import quote_key
 from ._contract import FaultError, Page, RefusedError, Reply
+from ._routes import Route
 from ._sigv4 import Keys, Signer
 from .errors import CredentialsError, EndpointError
 from .options import S3Options
@@ -32,19 +33,6 @@ _NO_CREDENTIALS = (
     "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run with a role; "
     "if the bucket is public pass anon=True"
 )
-
-
-@dataclass(frozen=True)
-class Route:
-    """All that a plain HTTP client must know to read from the bucket."""
-
-    host: str
-    port: int
-    host_header: str
-    base_path: str
-    tls: ssl.SSLContext | None
-    region: str
-    extra: tuple[tuple[str, str], ...]
 
 
 class Control:
@@ -81,7 +69,7 @@ class Control:
             return Keys(options.access_key_id, secret, options.session_token)
         async with self._lock:
             if self._session is None:
-                await self._open()
+                self._session = AioSession(profile=options.profile)
         try:
             credentials = await self._session.get_credentials()
             if credentials is None:
@@ -138,7 +126,7 @@ class Control:
             port=parts.port or (443 if secure else 80),
             host_header=parts.netloc,
             base_path=parts.path[: -len(quoted)],
-            tls=self._tls() if secure else None,
+            secure=secure,
             region=self._used_region,
             extra=(("x-amz-request-payer", "requester"),) if self._options.requester_pays else (),
         )
@@ -152,11 +140,19 @@ class Control:
             return "botocore signs requests for this bucket in another way"
         return route, signer
 
+    def follow(self, route: Route) -> None:
+        """Take over a route that another process has found and checked."""
+        self._region = self._used_region = route.region
+
     def signer(self, route: Route, keys: Keys) -> Signer:
         """Return a signer of the same route for other keys."""
         return Signer(keys, route.region, route.host_header, route.extra)
 
-    def _tls(self) -> ssl.SSLContext:
+    async def tls(self) -> ssl.SSLContext:
+        """Return a context that trusts whom the AWS configuration trusts."""
+        async with self._lock:
+            if self._session is None:
+                self._session = AioSession(profile=self._options.profile)
         bundle = self._options.ca_bundle or self._session.get_config_variable("ca_bundle")
         return ssl.create_default_context(cafile=bundle or get_cert_path(True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from time import time
@@ -13,8 +14,9 @@ from xml.etree import ElementTree
 
 from ._address import quote_key
 from ._contract import FaultError, ObjectStore, Page, RefusedError, Reply
-from ._control import BotocoreStore, Control, Route
+from ._control import BotocoreStore, Control
 from ._http import Pool
+from ._routes import Route, known_route, remember_route
 from ._sigv4 import Signer
 from .options import S3Options
 
@@ -36,28 +38,43 @@ async def open_store(bucket: str, options: S3Options) -> ObjectStore:
         await control.keys()
         return BotocoreStore(control, options)
     try:
-        found = await control.route()
+        known = known_route(bucket, options)
+        found = await control.route() if known is None else await _followed(control, known)
+        if isinstance(found, str):
+            _log.info("reading s3://%s through aiobotocore: %s", bucket, found)
+            return BotocoreStore(control, options)
+        route, signer = found
+        tls = await control.tls() if route.secure else None
+        await control.release()
     except BaseException:
         await control.close()
         raise
-    if isinstance(found, str):
-        _log.info("reading s3://%s through aiobotocore: %s", bucket, found)
-        return BotocoreStore(control, options)
-    route, signer = found
-    await control.release()
-    return DirectStore(control, options, route, signer)
+    remember_route(bucket, options, route)
+    return DirectStore(control, options, route, signer, tls)
+
+
+async def _followed(control: Control, route: Route) -> tuple[Route, Signer | None]:
+    control.follow(route)
+    keys = await control.keys()
+    return route, None if keys is None else control.signer(route, keys)
 
 
 class DirectStore:
     """An object store (see `ObjectStore`) that signs and sends by itself."""
 
     def __init__(
-        self, control: Control, options: S3Options, route: Route, signer: Signer | None
+        self,
+        control: Control,
+        options: S3Options,
+        route: Route,
+        signer: Signer | None,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._control = control
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
+        self._tls = tls
         self._use(route, signer)
         self._keys_at = self._loop.time()
 
@@ -95,6 +112,7 @@ class DirectStore:
                 raise FaultError("protocol", found)
             old = self._pool
             self._use(*found)
+            remember_route(self._control.bucket, self._options, found[0])
             await self._control.release()
             await old.close()
             return True
@@ -109,7 +127,7 @@ class DirectStore:
         self._pool = Pool(
             route.host,
             route.port,
-            route.tls,
+            self._tls,
             connect_timeout_s=self._options.connect_timeout_s,
             stall_timeout_s=self._options.stall_timeout_s,
         )

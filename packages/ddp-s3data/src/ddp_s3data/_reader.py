@@ -11,6 +11,7 @@ from ._direct import open_store
 from ._engine import Engine, engine
 from ._index import Index
 from ._lookahead import Depth
+from ._routes import identity
 from ._scheduler import Opener, Scheduler, Slot
 from ._stats import Counters
 from .options import S3Options
@@ -155,7 +156,7 @@ def scheduler_for(
 ) -> Scheduler:
     """Return the scheduler of this bucket and these options in this process."""
     held = home.held
-    name = (bucket, options, opener)
+    name = (bucket, options, opener, identity())
     found = held.get(name)
     if found is None:
         found = held.setdefault(name, Scheduler(bucket, options, opener))

@@ -17,6 +17,7 @@ from ._engine import keep_inherited
 from ._index import Index, KeyView
 from ._listing import find_index
 from ._reader import Reader
+from ._routes import exported, imported
 from ._stats import Counters, summary
 from .errors import BadSampleLimitError, EmptyDatasetError, S3DataError
 from .options import S3Options
@@ -205,7 +206,13 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         raise error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_bad": 0, "_report": None}
+        route = exported(self.bucket, self.options)
+        return {**self.__dict__, "_live": None, "_bad": 0, "_report": None, "_route": route}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        route = state.pop("_route", None)
+        self.__dict__.update(state)
+        imported(self.bucket, self.options, route)
 
     def __repr__(self) -> str:
         return (

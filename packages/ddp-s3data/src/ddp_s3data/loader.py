@@ -31,7 +31,9 @@ class S3DataLoader(DataLoader[Any]):
 
     *Sharding.* Inside a process group, unless a sampler is given, each rank gets its part of one
     permutation made from (seed, epoch), equally many batches on each; the epoch advances with every
-    iteration, `set_epoch` is not needed.
+    iteration, `set_epoch` is not needed. As with torch's DistributedSampler, so that all ranks have
+    equally many samples, up to one sample for each rank comes twice, or with `drop_last=True` is
+    left out: for an evaluation that must count every sample once, pass `shard=False` or a sampler.
 
     Args:
         dataset: see torch.

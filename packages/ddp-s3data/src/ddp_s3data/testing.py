@@ -99,6 +99,7 @@ async def _check_pages(store: ObjectStore, ordered: list[str]) -> None:
     keys: list[str] = []
     token = None
     while True:
+        _require(len(keys) <= len(ordered), "pages come to an end")
         page = await store.list("", token=token, limit=2)
         _require(len(page.keys) <= 2, "limit bounds a page")
         keys += page.keys
