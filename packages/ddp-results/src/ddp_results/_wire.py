@@ -21,8 +21,13 @@ from ddp_results.errors import WireError
 VERSION = 1
 _BIG_INTEGER = 1
 _ARITY = {
-    Kind.RESULT: 2, Kind.METRICS: 2, Kind.PART: 5, Kind.DELETE: 1,
-    Kind.MARK: 1, Kind.END: 0, Kind.RETAIN: 4,
+    Kind.RESULT: 2,
+    Kind.METRICS: 2,
+    Kind.PART: 5,
+    Kind.DELETE: 1,
+    Kind.MARK: 1,
+    Kind.END: 0,
+    Kind.RETAIN: 4,
 }
 
 
