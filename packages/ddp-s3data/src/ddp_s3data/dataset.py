@@ -102,6 +102,10 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         """The keys of all samples, in the order of the samples; a read-only list."""
         return KeyView(self._index)
 
+    def size(self, index: int) -> int:
+        """Return the size of the object at this position, in bytes, as listed."""
+        return self._index.size(self._place(index))
+
     def __len__(self) -> int:
         return len(self._index)
 
