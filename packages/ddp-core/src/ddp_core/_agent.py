@@ -6,16 +6,17 @@ import logging
 import os
 import pickle
 import selectors
-import threading
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ddp_core._activity import Activity
 from ddp_core._bridge import Bridge
 from ddp_core._environment import dask_environment, rank_environment
 from ddp_core._failures import error_from, exited, raised
-from ddp_core._process import RankProcess
+from ddp_core._logs import RankLogs
+from ddp_core._process import ChildProcess, nursery
 from ddp_core._ranks import Rank, device_indices
-from ddp_core._rendezvous import HostedStore
 from ddp_core.errors import DDPCoreError, JobCancelledError, ResultError, WorkerLostError
 from ddp_core.options import LaunchOptions
 
@@ -71,14 +72,16 @@ class Agent:
         self.spec = spec
         self.payload = payload
         self.bridge = bridge
-        self.processes: dict[int, RankProcess] = {}
-        self.store: HostedStore | None = None
+        self.processes: dict[int, ChildProcess] = {}
+        self.store: ChildProcess | None = None
+        self.logs: RankLogs | None = None
         self.view: dict[str, Any] = {}
-        self.opener: threading.Thread | None = None
         self.selector = selectors.DefaultSelector()
         self.failed: set[int] = set()
         self.went = False
         self.all_joined = False
+        self.asked_stacks = False
+        self.activity = Activity(spec.options.stall_timeout_s)
         self.results: dict[int, bytes] = {}
 
     def run(self) -> Any:
@@ -120,6 +123,10 @@ class Agent:
             self.all_joined = True
             for process in self.processes.values():
                 process.order("joined")
+        if self.view.get("want_stacks") and not self.asked_stacks:
+            self.asked_stacks = True
+            for process in self.processes.values():
+                process.order("stacks")
         if self.view.get("go") and not self.went:
             self.went = True
             host, port = self.view["address"]
@@ -143,16 +150,34 @@ class Agent:
                 max_restarts=options.max_restarts,
                 extra={**dask_variables, **options.env},
             )
-            process = RankProcess(env, self._child_spec(rank, indices[rank.rank]), self.payload)
-            self.processes[rank.rank] = process
-            for fd in (process.report_fd, process.exit_fd):
-                if fd is not None:
-                    self.selector.register(fd, selectors.EVENT_READ)
+            source = nursery(env)
+            if rank.rank == 0:
+                where = {"host": rank.host, "port": options.port}
+                self.store = ChildProcess(source, "_rendezvous", env, where, warm=options.warm)
+                self._listen_to(self.store)
+            self.processes[rank.rank] = process = ChildProcess(
+                source,
+                "_child",
+                env,
+                self._child_spec(rank, indices[rank.rank]),
+                payload=self.payload,
+                warm=options.warm,
+            )
+            self._listen_to(process)
         self.payload = b""
+        self.logs = RankLogs({r: p.out_fd for r, p in self.processes.items()}, self._send_logs)
         self._post({r: {"state": "starting"} for r in self.processes})
-        if self.spec.agent == 0:
-            self.opener = threading.Thread(target=self._open_store, name="ddp-store", daemon=True)
-            self.opener.start()
+
+    def _listen_to(self, process: ChildProcess) -> None:
+        self.selector.register(process.report_fd, selectors.EVENT_READ)
+        self.selector.register(process.exit_fd, selectors.EVENT_READ)
+
+    def _send_logs(self, lines: list[tuple[int, str]]) -> None:
+        match self.spec.options.logs:
+            case "worker":
+                sys.stderr.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
+            case "stderr" | "logger":
+                self.bridge.tell("log", lines=lines)
 
     def _child_spec(self, rank: Rank, device_index: int) -> dict[str, Any]:
         options = self.spec.options
@@ -173,21 +198,11 @@ class Agent:
         """Host and visible CUDA devices of every rank of the job, in rank order."""
         return [(host, seen) for _, host, seen in sorted(self.view["visible"], key=lambda v: v[0])]
 
-    def _open_store(self) -> None:
-        """Host the store; in a thread, because the worker may have to import torch for it."""
-        try:
-            store = HostedStore(self.spec.ranks[0].host, self.spec.options.port)
-        except DDPCoreError as exc:
-            self._fail({"kind": "rendezvous", "text": str(exc)})
-            return
-        except Exception as exc:  # noqa: BLE001 - reported as the job's failure
-            self._fail({"kind": "rendezvous", "text": f"cannot host the store: {exc!r}"})
-            return
-        self.store = store
-        self.bridge.tell("post", address=[store.host, store.port])
-
     def _watch(self) -> None:
         """Listen to the ranks, and collect those that have ended."""
+        self._watch_store()
+        if idle := self.activity.look(self.processes, self.logs):
+            self._post({rank: {"idle_s": seconds} for rank, seconds in idle.items()})
         for rank, process in self.processes.items():
             if process.exit_code is not None:
                 continue
@@ -195,17 +210,36 @@ class Agent:
             for event in process.events():
                 self._hear(rank, process, event)
             if over:
-                if process.exit_fd is not None:
-                    self.selector.unregister(process.exit_fd)
+                self.selector.unregister(process.exit_fd)
                 self.selector.unregister(process.report_fd)
                 self._bury(rank, process)
 
-    def _hear(self, rank: int, process: RankProcess, event: dict[str, Any]) -> None:
+    def _watch_store(self) -> None:
+        store = self.store
+        if store is None or store.exit_code is not None:
+            return
+        over = store.reap()
+        for event in store.events():
+            if event["event"] == "listening":
+                self.bridge.tell("post", address=[event["host"], event["port"]])
+            else:
+                store.raised = event
+                self._fail({"kind": "rendezvous", "text": event["text"]})
+        if over:
+            self.selector.unregister(store.exit_fd)
+            self.selector.unregister(store.report_fd)
+            if store.raised is None:
+                failure = exited("the store of the rendezvous", store.exit_code or 0)
+                self._fail({**failure, "kind": "aborted"})
+
+    def _hear(self, rank: int, process: ChildProcess, event: dict[str, Any]) -> None:
         match event["event"]:
             case "ready":
                 self._post({rank: {"state": "ready", "device": event["device"]}})
             case "running":
                 self._post({rank: {"state": "running"}})
+            case "stacks":
+                self._post({rank: {"stacks": event["text"]}})
             case "returned":
                 process.returned = True
                 self.results[rank] = process.read_outbox()
@@ -217,7 +251,7 @@ class Agent:
                 process.leave_within(self.spec.options.grace_s)
                 self._fail(failure, rank)
 
-    def _bury(self, rank: int, process: RankProcess) -> None:
+    def _bury(self, rank: int, process: ChildProcess) -> None:
         code = process.exit_code or 0
         if process.returned:
             if code:
@@ -227,7 +261,9 @@ class Agent:
 
     def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:
         first = self.spec.ranks[0]
-        known = {"rank": first.rank if rank is None else rank, "host": first.host}
+        known: dict[str, Any] = {"rank": first.rank if rank is None else rank, "host": first.host}
+        if rank is not None and self.logs is not None:
+            known["log"] = self.logs.tail(rank)
         self.bridge.tell("fail", failure={**known, "worker": self.bridge.worker.address, **failure})
         if rank is not None:
             self._post({rank: {"state": "failed"}})
@@ -248,12 +284,10 @@ class Agent:
         return ended and all(p.exit_code is not None for p in self.processes.values())
 
     def _close(self) -> None:
-        for process in self.processes.values():
+        if self.logs is not None:
+            self.logs.close()
+        for process in (*self.processes.values(), *([self.store] if self.store else [])):
             process.close()
-        if self.opener is not None:
-            self.opener.join(30)
-        if self.store is not None:
-            self.store.close()
         self.selector.close()
         self.bridge.tell("leave")
 

@@ -1,7 +1,7 @@
 """The entry of a rank process: imports torch, waits for the signal to go, calls the function.
 
-It talks with its agent over inherited descriptors: JSON lines come in on standard input and go out
-on a pipe, the function is read from one file and the result written to another. What the user's
+It talks with its agent over inherited descriptors: JSON lines come in on one pipe and go out on
+another, the function is read from one file and the result written to another. What the user's
 code prints never mixes with these.
 """
 
@@ -61,26 +61,27 @@ class Link:
                 self._orders.put(order)
             elif order["op"] == "joined":
                 self._all_joined.set()
+            elif order["op"] == "stacks":
+                self.tell("stacks", text=_stacks())
             elif order["op"] == "stop":
                 _leave_now(self._grace_s)
         _leave_now(min(self._grace_s, 1.0))
 
 
-def main() -> None:
-    """Run one rank in this process, and leave."""
-    # The spawned process reads its orders where its standard input was.
-    control = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    spec = json.loads(os.environ.pop("_DDP_CORE_SPEC"))
-    for fd in (spec["report"], spec["inbox"], spec["outbox"]):
-        os.set_inheritable(fd, False)
+def main(spec: dict[str, Any] | None = None) -> None:
+    """Run one rank in this process, and leave.
+
+    Args:
+        spec: What the agent says; ``None`` in a fresh interpreter, which finds it in a variable.
+    """
+    spec = spec or json.loads(os.environ.pop("_DDP_CORE_SPEC"))
+    for name in ("control", "report", "inbox", "outbox"):
+        os.set_inheritable(spec[name], False)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    link = Link(control, spec["report"], spec["grace_s"])
+    link = Link(spec["control"], spec["report"], spec["grace_s"])
     try:
         code = _run(spec, link)
     except SystemExit as exc:
@@ -232,6 +233,17 @@ def _is_collateral(exc: BaseException) -> bool:
         return True
     signs = ("gloo", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe")
     return isinstance(exc, RuntimeError) and any(sign in str(exc) for sign in signs)
+
+
+def _stacks() -> str:
+    """Where each thread of the user's is."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    shown = [
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame)[-6:])}"
+        for ident, frame in sys._current_frames().items()
+        if not str(names.get(ident, "")).startswith("ddp-")
+    ]
+    return _short("\n".join(shown), MESSAGE_CHARS)
 
 
 def _leave_group(bound_s: float) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -30,6 +31,8 @@ SETTLE_S = 1.0
 # An agent that has not been heard of for so long is lost: its host vanished without a word.
 SILENCE_S = 14.0
 POLL_S = 3.0
+# Lines that wait for a slow client; older ones are dropped, and counted.
+LOG_LINES = 2000
 WEAK = ("comm", "aborted")
 
 
@@ -60,10 +63,13 @@ class Job:
         self.joined_at: float | None = None
         self.address: list[Any] | None = None
         self.go = False
+        self.want_stacks = False
         self.backend: str | None = None
         self.cause: dict[str, Any] | None = None
         self.others: list[str] = []
         self.returned: list[int] = []
+        self.lines: deque[list[Any]] = deque(maxlen=LOG_LINES)
+        self.n_lines = 0
         self.orphan = False
         self.version = 0
         self.phase = 0
@@ -94,11 +100,14 @@ class Job:
             "phase": self.phase,
             "address": self.address,
             "go": self.go,
+            "want_stacks": self.want_stacks,
             "backend": self.backend,
             "cause": self.cause,
             "others": self.others,
         }
         if full:
+            shown["lines"], shown["n_lines"] = list(self.lines), self.n_lines
+            self.lines.clear()
             shown["ranks"] = [[r, dict(s)] for r, s in self.ranks.items()]
             shown["missing"] = [a.worker for a in self.agents if not a.joined]
         elif self.holds:
@@ -160,6 +169,12 @@ class Coordinator(SchedulerPlugin):
         """End the attempt for a reason that the client found: cancelled, too late, stalled."""
         if (job := self.jobs.get(job_attempt)) is not None:
             self._fail(job, failure)
+
+    def op_want_stacks(self, job_attempt: str) -> None:
+        """Ask the agents where their ranks are."""
+        if (job := self.jobs.get(job_attempt)) is not None:
+            job.want_stacks = True
+            job.touch(phase=True)
 
     def op_close(self, job_attempt: str) -> None:
         """Forget an attempt."""
@@ -250,6 +265,14 @@ class Coordinator(SchedulerPlugin):
         if (job := self.jobs.get(job_attempt)) is not None:
             job.agents[agent].heard = time.monotonic()
             self._fail(job, failure)
+
+    def op_log(self, job_attempt: str, agent: int, lines: list[Any]) -> None:
+        """Lines that ranks have printed, on their way to the client."""
+        if (job := self.jobs.get(job_attempt)) is not None:
+            job.agents[agent].heard = time.monotonic()
+            job.lines.extend(lines)
+            job.n_lines += len(lines)
+            job.touch()
 
     def op_leave(self, job_attempt: str, agent: int) -> None:
         """An agent has no process left."""

@@ -23,7 +23,7 @@ _KINDS: dict[str, type[DDPCoreError]] = {
     "rendezvous": RendezvousError,
     "stalled": JobStalledError,
 }
-_LOG_CHARS = 3000
+_LOG_CHARS = 4000
 
 
 def error_from(
@@ -46,8 +46,9 @@ def error_from(
             f"; rank {cause['returned_first'][0]} had returned first: do the ranks get uneven "
             "numbers of batches? (see torch's Join, or drop_last=True)"
         )
-    if log:
-        text += f"\nlast lines of the rank:\n{log}"
+    if log and cause["kind"] in ("signal", "aborted", "exit", "stalled"):
+        title = "stacks" if cause["kind"] == "stalled" else "last lines of the rank"
+        text += f"\n{title}:\n{log}"
     error = kind(
         text,
         job_id=job_id,

@@ -6,14 +6,16 @@ import asyncio
 import concurrent.futures
 import html
 import logging
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from distributed import Client, Future
 
 from ddp_core._agent import AgentSpec, unpack
 from ddp_core._failures import error_from
-from ddp_core._placement import SAY_AFTER_S, place
+from ddp_core._placement import place
 from ddp_core._ranks import Rank
 from ddp_core._submit import (
     agent_key,
@@ -24,13 +26,13 @@ from ddp_core._submit import (
     settle,
     submit_agents,
 )
+from ddp_core._watch import Watch
 from ddp_core.errors import DDPCoreError, JobCancelledError
 from ddp_core.options import LaunchOptions
 
 logger = logging.getLogger("ddp_core")
+rank_logger = logging.getLogger("ddp_core.ranks")
 
-# What an agent may need to say that it has left, beyond the grace of its ranks.
-_LEAVE_S = 6.0
 _TELL_S = 30.0
 
 
@@ -63,6 +65,7 @@ class Job:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._attempt = 0
+        self._n_lines = 0
         self._cancelled = False
         self._task: asyncio.Task[None] | None = None
         self._outcome: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
@@ -185,15 +188,17 @@ class Job:
 
     async def _follow(self, view: dict[str, Any]) -> list[Any]:
         """Watch one attempt to its end and return the results, or raise the cause."""
-        futures, watch = self.futures, _Watch(self._options)
+        futures, watch = self.futures, Watch(self._options)
         try:
             while view["state"] != "ended" and not watch.is_hopeless(view):
+                if watch.is_late(view) and view["state"] == "waiting":
+                    watch.blockers = await ask(self._client, "blockers", job_attempt=self._id)
                 if failure := watch.check(view) or self._agent_failure(view, futures):
                     await self._try_stop(failure)
+                if watch.has_stalled(view):
+                    await ask(self._client, "want_stacks", job_attempt=self._id)
                 if watch.should_say(view):
-                    blockers = await ask(self._client, "blockers", job_attempt=self._id)
-                    watch.blockers = blockers
-                    logger.warning("job %s waits: %s", self.job_id, "; ".join(blockers))
+                    await self._say_what_for(view, watch)
                 if self._cancelled and not view["cause"]:
                     await self._try_stop({"kind": "cancelled", "text": "cancelled by Job.cancel()"})
                 view = await ask(
@@ -206,7 +211,20 @@ class Job:
                 self._note(view)
             return await self._conclude(view, futures)
         finally:
+            self._n_lines = 0
             await self._close_attempt()
+
+    async def _say_what_for(self, view: dict[str, Any], watch: Watch) -> None:
+        """Tell the owner, who sees nothing happen, for whom the job waits."""
+        if view["state"] == "waiting":
+            watch.blockers = await ask(self._client, "blockers", job_attempt=self._id)
+            what = "; ".join(watch.blockers)
+        else:
+            slow = [
+                f"rank {r} is {s['state']}" for r, s in view["ranks"] if s["state"] != "running"
+            ]
+            what = "the ranks to join: " + ", ".join(slow[:16])
+        logger.warning("job %s (%s) waits for %s", self.name, self.job_id, what)
 
     async def _conclude(self, view: dict[str, Any], futures: list[Future[Any]]) -> list[Any]:
         cause = view["cause"]
@@ -286,7 +304,20 @@ class Job:
     def _note(self, view: dict[str, Any]) -> None:
         if view["state"] != "ended":
             self._state = view["state"]
+        self._show(view.get("lines", ()), view.get("n_lines", 0))
         self._states = {int(r): str(s["state"]) for r, s in view.get("ranks", [])}
+
+    def _show(self, lines: Sequence[Sequence[Any]], n_lines: int) -> None:
+        """Show what ranks have printed, in order, with a word about what was too much."""
+        missed = n_lines - self._n_lines - len(lines)
+        self._n_lines = n_lines
+        if missed > 0:
+            lines = [("?", f"[... {missed} lines were too fast for this client ...]"), *lines]
+        if self._options.logs == "logger":
+            for rank, line in lines:
+                rank_logger.info("[rank %s] %s", rank, line)
+        elif lines and self._options.logs == "stderr":
+            sys.stderr.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
 
     def _fail(self, error: BaseException) -> None:
         self._end("cancelled" if isinstance(error, JobCancelledError) else "failed")
@@ -320,60 +351,4 @@ class Job:
             f"<p><b>{html.escape(self.name)}</b> {html.escape(self.job_id)}: {self._state}, "
             f"attempt {self._attempt}, {self._elapsed_s():.1f} s</p>"
             f"<table><tr><th>rank</th><th>host</th><th>worker</th><th>state</th></tr>{rows}</table>"
-        )
-
-
-class _Watch:
-    """The clock of one attempt: what has taken too long, and what is worth saying."""
-
-    def __init__(self, options: LaunchOptions) -> None:
-        self._options = options
-        self._state = "waiting"
-        self._since = time.monotonic()
-        self._said = 0
-        self.blockers: list[str] = []
-
-    def check(self, view: dict[str, Any]) -> dict[str, Any] | None:
-        """The failure of an attempt whose time is over."""
-        if view["state"] != self._state:
-            self._state, self._since = view["state"], time.monotonic()
-        if view["cause"] is not None or self.left_s() > 0:
-            return None
-        if self._state == "waiting":
-            return {
-                "kind": "gang-timeout",
-                "text": f"the workers were not free after {self._options.start_timeout_s:g} s: "
-                + ("; ".join(self.blockers) or f"no agent on {', '.join(view['missing'])}"),
-            }
-        states = ", ".join(f"rank {r} {s['state']}" for r, s in view["ranks"][:64])
-        return {
-            "kind": "rendezvous",
-            "text": f"no process group after {self._options.rendezvous_timeout_s:g} s: {states}; "
-            "store at " + ":".join(map(str, view["address"] or ["(not yet known)"])),
-        }
-
-    def left_s(self) -> float:
-        """Seconds until the present state has lasted too long."""
-        bounds = {
-            "waiting": self._options.start_timeout_s,
-            "starting": self._options.rendezvous_timeout_s,
-        }
-        return self._since + bounds.get(self._state, 1e9) - time.monotonic()
-
-    def should_say(self, view: dict[str, Any]) -> bool:
-        """Whether the job has waited so long that its owner should know: after 10 s, 20 s, 40 s."""
-        waited = time.monotonic() - self._since
-        if view["state"] == "waiting" and waited > SAY_AFTER_S * (1 << self._said) - 0.1:
-            self._said += 1
-            return True
-        return False
-
-    def is_hopeless(self, view: dict[str, Any]) -> bool:
-        """Whether agents that should have left by now must be unreachable."""
-        bound = self._options.grace_s + _LEAVE_S
-        return (
-            view["state"] == "stopping"
-            and view["cause"] is not None
-            and self._state == "stopping"
-            and time.monotonic() - self._since > bound
         )

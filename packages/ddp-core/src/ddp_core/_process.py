@@ -1,81 +1,165 @@
-"""One rank process as its agent sees it: start, listen, stop, reap."""
+"""The worker's side of its nursery: start children, listen to them, stop and reap them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import uuid
+from collections.abc import Mapping
 from typing import IO, Any
 
-_BOOT = (
-    "import json,os,sys;"
-    "sys.path[:]=json.loads(os.environ.pop('_DDP_CORE_SYS_PATH'));"
-    "from ddp_core._child import main;main()"
-)
+from ddp_core._nursery import BOOT, FDS, HEADER
+
+logger = logging.getLogger("ddp_core.agent")
+
+# Read by libraries when they are loaded: other values need another nursery.
+_LOADED = ("LD_", "DYLD_", "PYTHON", "TORCH", "PYTORCH", "KMP_", "GOMP_", "MALLOC_", "C10_")
+_NOT_LOADED = ("TORCHELASTIC_", "PYTHONUNBUFFERED")
+_lock = threading.Lock()
+_kept: list[NurseryProcess] = []
 
 
-class RankProcess:
-    """A child process in a session of its own, with its descriptors.
+def nursery(env: Mapping[str, str]) -> NurseryProcess:
+    """The nursery of this worker, started if there is none that fits ``env``. Thread-safe."""
+    wanted = {
+        k: v for k, v in env.items() if k.startswith(_LOADED) and not k.startswith(_NOT_LOADED)
+    }
+    with _lock:
+        for kept in list(_kept):
+            if kept.is_alive() and kept.loaded_with == wanted:
+                return kept
+            kept.close()
+            _kept.remove(kept)
+        _kept.append(NurseryProcess(env, wanted))
+        return _kept[-1]
 
-    Everything that it starts belongs to its process group and ends with it. Used by one thread.
+
+class NurseryProcess:
+    """A running nursery. It ends when this process does, or by itself after a long idle time."""
+
+    def __init__(self, env: Mapping[str, str], loaded_with: dict[str, str]) -> None:
+        self.loaded_with = loaded_with
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        # A linear algebra library would start its threads when it is loaded, and a process with
+        # threads cannot be forked safely.
+        quiet = {**env, "OPENBLAS_NUM_THREADS": "1"}
+        code = BOOT.format(module="_nursery", argument=theirs.fileno())
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=quiet,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._popen.poll() is None
+
+    def request(self, what: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Send one request, with descriptors.
+
+        Raises:
+            OSError: The nursery has gone.
+        """
+        body = json.dumps(what).encode()
+        with self._lock:
+            socket.send_fds(self._socket, [HEADER.pack(len(body))], fds or [])
+            self._socket.sendall(body)
+
+    def kill(self) -> None:
+        """End a nursery that does not answer. The next launch starts another."""
+        logger.warning("the nursery of this worker does not answer and is killed")
+        self._popen.kill()
+        self._popen.wait()
+
+    def close(self) -> None:
+        """Let the nursery end; it first ends its children."""
+        self._socket.close()
+        threading.Thread(target=self._popen.wait, name="ddp-nursery-end", daemon=True).start()
+
+
+class ChildProcess:
+    """A process in a session of its own, forked from the nursery. Used by one thread.
+
+    Everything that it starts belongs to its process group and ends with it.
 
     Args:
-        env: The environment of the process, complete.
-        spec: What ``_child`` needs to know, JSON.
+        source: The worker's nursery.
+        module: Which module's ``main`` it runs.
+        env: Its environment, complete.
+        spec: What ``main`` needs to know, JSON.
         payload: The pickled call.
+        warm: Whether it may be forked with torch loaded; else it is a fresh interpreter.
     """
 
-    def __init__(self, env: dict[str, str], spec: dict[str, Any], payload: bytes) -> None:
+    def __init__(
+        self,
+        source: NurseryProcess,
+        module: str,
+        env: Mapping[str, str],
+        spec: dict[str, Any],
+        *,
+        payload: bytes = b"",
+        warm: bool = True,
+    ) -> None:
         self.returned = False
         self.raised: dict[str, Any] | None = None
         self.exit_code: int | None = None
+        self.pid: int | None = None
         self.outbox = _temporary("ddp-outbox")
-        self._buffer = b""
+        self._nursery = source
+        self._token = uuid.uuid4().hex
+        self._events, self._status = b"", b""
         self._deadline: float | None = None
         with contextlib.ExitStack() as stack:
             inbox = stack.enter_context(_temporary("ddp-inbox"))
             inbox.write(payload)
-            inbox.flush()
             inbox.seek(0)
-            self.report_fd, child_end = os.pipe()
-            stack.callback(os.close, child_end)
-            os.set_blocking(self.report_fd, False)
-            fds = {"report": child_end, "inbox": inbox.fileno(), "outbox": self.outbox.fileno()}
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT],
-                env={**env, "_DDP_CORE_SPEC": json.dumps({**spec, **fds})},
-                stdin=subprocess.PIPE,
-                pass_fds=tuple(fds.values()),
-                start_new_session=True,
-            )
-        self.pid = self._popen.pid
-        self.exit_fd = _pidfd(self.pid)
+            theirs = {"inbox": inbox.fileno(), "outbox": self.outbox.fileno()}
+            theirs["control"], self._control_fd = os.pipe()
+            self.report_fd, theirs["report"] = os.pipe()
+            self.exit_fd, theirs["status"] = os.pipe()
+            self.out_fd, theirs["out"] = os.pipe()
+            for name in ("control", "report", "status", "out"):
+                stack.callback(os.close, theirs[name])
+            for fd in (self.report_fd, self.exit_fd, self.out_fd):
+                os.set_blocking(fd, False)
+            what = {
+                "spawn": self._token,
+                "module": module,
+                "env": dict(env),
+                "cwd": os.getcwd(),
+                "spec": spec,
+                "warm": warm,
+            }
+            source.request(what, [theirs[name] for name in FDS])
 
     def order(self, op: str, **what: Any) -> None:
         """Send one order. A process that has gone is noticed by its exit, not here."""
-        stdin = self._popen.stdin
-        if stdin is None or stdin.closed:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(json.dumps({"op": op, **what}).encode() + b"\n")
-            stdin.flush()
+        with contextlib.suppress(BrokenPipeError, OSError):
+            os.write(self._control_fd, json.dumps({"op": op, **what}).encode() + b"\n")
 
     def events(self) -> list[dict[str, Any]]:
         """What the process has said since the last call. Does not block."""
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.report_fd, 1 << 16):
-                self._buffer += chunk
-        *lines, self._buffer = self._buffer.split(b"\n")
+        data, _ = _drain(self.report_fd)
+        *lines, self._events = (self._events + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def stop(self, grace_s: float) -> None:
         """Ask the process to leave; ``reap`` kills it when it has not done so in time."""
-        if self._deadline is None:
+        if self._deadline is None or not self.raised:
             self.order("stop")
         self.leave_within(grace_s)
 
@@ -85,60 +169,69 @@ class RankProcess:
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def reap(self) -> bool:
-        """Collect the process if it has ended, kill it if its time is over; True when gone."""
+        """Learn whether the process has ended; kill it if its time is over. True when gone."""
         if self.exit_code is not None:
             return True
         if self._deadline is not None and time.monotonic() > self._deadline:
+            self._kill()
+        data, ended = _drain(self.exit_fd)
+        *lines, self._status = (self._status + data).split(b"\n")
+        for line in lines:
+            word, number = line.split()
+            if word == b"pid":
+                self.pid = int(number)
+            else:
+                self.exit_code = int(number)
+        if ended and self.exit_code is None:
+            # The nursery itself is gone, which the kernel may have chosen when memory ran out.
+            logger.warning("the nursery of rank process %s is gone", self.pid)
             self._kill_group()
-        if not self._has_exited():
-            return False
-        # The group is killed before its leader is collected: till then its number cannot be reused.
-        self._kill_group()
-        self.exit_code = self._popen.wait()
-        return True
+            self.exit_code = -signal.SIGKILL
+        return self.exit_code is not None
 
     def close(self) -> None:
-        """Kill what still runs and close every descriptor."""
+        """Kill what still runs, wait until it is gone, and close every descriptor."""
+        began = time.monotonic()
+        while not self.reap() and time.monotonic() - began < 5:
+            self._kill()
+            if time.monotonic() - began > 2:
+                # A nursery that does not answer has not collected it either: its number is its own.
+                self._kill_group()
+            time.sleep(0.01)
         if self.exit_code is None:
-            self._kill_group()
-            self.exit_code = self._popen.wait()
-        for fd in (self.report_fd, self.exit_fd):
-            if fd is not None:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        self.report_fd, self.exit_fd = -1, None
-        if self._popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._popen.stdin.close()
+            self._nursery.kill()
+        for fd in (self._control_fd, self.report_fd, self.exit_fd, self.out_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
         self.outbox.close()
 
     def read_outbox(self) -> bytes:
-        """What the rank wrote: its pickled result or exception."""
+        """What the process wrote: its pickled result or exception."""
         self.outbox.seek(0)
         return self.outbox.read()
 
-    def _has_exited(self) -> bool:
-        try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return found is not None
+    def _kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._nursery.request({"kill": self._token})
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+def _drain(fd: int) -> tuple[bytes, bool]:
+    """Everything that can be read now, and whether the writers have gone."""
+    parts = []
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(fd, 1 << 16):
+            parts.append(chunk)
+        return b"".join(parts), True
+    return b"".join(parts), False
 
 
 def _temporary(name: str) -> IO[bytes]:
     """A file without a name, in memory where the system can do that."""
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create(name), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends, where the system has such."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
+        return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from typing import Any
 
@@ -64,3 +66,22 @@ def _listen(host: str, port: int) -> socket.socket:
             f"rendezvous: cannot listen on {host}:{port}: {exc.strerror or exc}; {remedy}"
         ) from exc
     return listener
+
+
+def main(spec: dict[str, Any] | None = None) -> None:
+    """Host the store in this process until the agent closes the control pipe.
+
+    A process of its own, because the store's threads and torch's memory do not belong in a worker.
+    """
+    spec = spec or json.loads(os.environ.pop("_DDP_CORE_SPEC"))
+    try:
+        store = HostedStore(spec["host"], spec["port"])
+        news = {"event": "listening", "host": store.host, "port": store.port}
+    except Exception as exc:  # noqa: BLE001 - told to the agent, which fails the job with it
+        store = None
+        text = str(exc) if isinstance(exc, RendezvousError) else f"cannot host the store: {exc!r}"
+        news = {"event": "refused", "text": text}
+    os.write(spec["report"], json.dumps(news).encode() + b"\n")
+    while store is not None and os.read(spec["control"], 1024):
+        pass
+    os._exit(0)

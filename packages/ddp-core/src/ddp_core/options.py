@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ddp_core.errors import DDPCoreError
 
+Logs = Literal["stderr", "logger", "worker", "off"]
 RestartOn = Literal["worker-lost", "any"]
 
 _POSITIVE = (
@@ -46,6 +47,10 @@ class LaunchOptions:
         grace_s: How long a rank that is asked to stop may run exit functions before SIGKILL.
         exit_timeout_s: How long a rank may take to leave after its function has returned.
         env: Environment variables set in every rank, over those of the worker.
+        logs: Where what ranks print is shown: the client's ``"stderr"``, its ``"logger"``
+            ``ddp_core.ranks``, the output of their Dask ``"worker"``, or nowhere (``"off"``).
+        warm: Whether ranks are forked from a process that keeps torch loaded beside each worker,
+            which makes all launches but the first fast. ``False``: a fresh interpreter for each.
         name: What the job is called in messages. ``None``: the function's name.
 
     Raises:
@@ -70,6 +75,8 @@ class LaunchOptions:
     grace_s: float = 5
     exit_timeout_s: float = 60
     env: Mapping[str, str] = field(default_factory=dict)
+    logs: Logs = "stderr"
+    warm: bool = True
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +99,8 @@ class LaunchOptions:
             raise TypeError(f"workers must be a list of workers: [{self.workers!r}]")
         if self.workers is not None and not list(self.workers):
             raise ValueError("workers is an empty list; leave it out to use every worker")
+        if self.logs not in get_args(Logs):
+            raise ValueError(f"logs must be one of {get_args(Logs)}, not {self.logs!r}")
         restart_on = self.restart_on
         if restart_on not in ("worker-lost", "any") and not isinstance(restart_on, tuple):
             raise ValueError(

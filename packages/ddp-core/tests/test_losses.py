@@ -1,0 +1,419 @@
+"""Workers, clients and hosts that go away while a job runs. Each test has a cluster of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import pid_is_alive, slack, wait_until
+from distributed import Client, LocalCluster
+
+from ddp_core import (
+    GangTimeoutError,
+    JobCancelledError,
+    LaunchOptions,
+    RankFailedError,
+    RendezvousError,
+    WorkerLostError,
+    launch,
+    run,
+)
+
+pytestmark = [pytest.mark.xdist_group("losses"), pytest.mark.timeout(240)]
+
+FAST = LaunchOptions(grace_s=2)
+
+
+@pytest.fixture
+def fresh() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def train(folder: str, steps: int = 10**9) -> int:
+    """Train a real DDP model; the file ``step-RANK`` says that it goes on."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    rank = dist.get_rank()
+    Path(folder, f"pid-{rank}").write_text(str(os.getpid()))
+    for step in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        if step == 3:
+            Path(folder, f"step-{rank}").touch()
+    return rank
+
+
+def read(path: Path) -> int:
+    return int(path.read_text())
+
+
+def wait_for_training(folder: Path) -> list[int]:
+    wait_until(lambda: len(list(folder.glob("step-*"))) == 2, 40)
+    return [read(folder / f"pid-{rank}") for rank in (0, 1)]
+
+
+def assert_gone(pids: list[int]) -> None:
+    assert not [pid for pid in pids if pid_is_alive(pid)]
+
+
+def worker_pids(client: Client) -> dict[str, int]:
+    return dict(client.run(os.getpid))
+
+
+def kill_worker(client: Client, job: Any, rank: int) -> float:
+    address = job._plan[rank].worker
+    os.kill(worker_pids(client)[address], signal.SIGKILL)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_named_and_all_ranks_go(
+    fresh: Client, tmp_path: Path, rank: int
+) -> None:
+    job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    began = kill_worker(fresh, job, rank)
+    with pytest.raises(WorkerLostError) as caught:
+        job.result(60)
+    assert time.monotonic() - began < (6 + FAST.grace_s) * slack()
+    assert caught.value.worker == job._plan[rank].worker
+    assert_gone(pids)
+    # The nanny starts another worker; the next job finds it.
+    fresh.wait_for_workers(2, timeout=30)
+    assert launch(fresh, dist.get_rank).result(60) == [0, 1]
+
+
+def test_the_futures_of_run_end_when_a_worker_is_killed(fresh: Client, tmp_path: Path) -> None:
+    futures = run(fresh, train, str(tmp_path))
+    wait_for_training(tmp_path)
+    os.kill(next(iter(worker_pids(fresh).values())), signal.SIGKILL)
+    for future in futures:
+        assert isinstance(future.exception(timeout=30), WorkerLostError)
+
+
+def test_a_retired_worker_is_named(fresh: Client, tmp_path: Path) -> None:
+    job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    began = time.monotonic()
+    fresh.retire_workers([job._plan[1].worker], close_workers=True)
+    with pytest.raises(WorkerLostError):
+        job.result(60)
+    assert time.monotonic() - began < (6 + FAST.grace_s) * slack()
+    assert_gone(pids)
+
+
+def test_restarting_the_cluster_ends_the_job(fresh: Client, tmp_path: Path) -> None:
+    job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    fresh.restart(timeout=30)
+    with pytest.raises((WorkerLostError, JobCancelledError)):
+        job.result(60)
+    assert_gone(pids)
+    assert launch(fresh, dist.get_rank).result(60) == [0, 1]
+
+
+def test_a_host_that_falls_silent_is_lost(fresh: Client, tmp_path: Path) -> None:
+    """A stopped worker keeps its connections and says nothing, as a host without power."""
+    job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    silent = worker_pids(fresh)[job._plan[1].worker]
+    os.kill(silent, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        with pytest.raises(WorkerLostError, match="no word"):
+            job.result(60)
+        assert time.monotonic() - began < (15 + FAST.grace_s + 7) * slack()
+        assert_gone(pids[:1])
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    wait_until(lambda: not pid_is_alive(pids[1]))
+
+
+def test_a_killed_client_takes_its_ranks_along(fresh: Client, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from distributed import Client; from ddp_core import launch\n"
+        "from test_losses import train\n"
+        "launch(Client(sys.argv[2]), train, args=(sys.argv[3],)).result()"
+    )
+    here = str(Path(__file__).parent)
+    arguments = [here, fresh.scheduler_info()["address"], str(tmp_path)]
+    owner = subprocess.Popen([sys.executable, "-c", code, *arguments])
+    try:
+        pids = wait_for_training(tmp_path)
+    finally:
+        owner.kill()
+        owner.wait()
+    wait_until(lambda: not any(map(pid_is_alive, pids)), 2 + 5)
+    assert launch(fresh, dist.get_rank).result(60) == [0, 1]
+
+
+def test_a_rank_that_ignores_sigterm_goes_all_the_same(fresh: Client, tmp_path: Path) -> None:
+    def stubborn(folder: str) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        train(folder)
+
+    job = launch(fresh, stubborn, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    began = time.monotonic()
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(60)
+    assert time.monotonic() - began < (2 + FAST.grace_s) * slack()
+    assert_gone(pids)
+
+
+def hold_the_gil(seconds: float) -> None:
+    """Sleep in C without giving up the GIL."""
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+
+def test_a_rank_that_holds_the_gil_costs_the_worker_nothing_and_can_be_stopped(
+    fresh: Client, tmp_path: Path
+) -> None:
+    def holder(folder: str) -> None:
+        Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+        Path(folder, f"step-{dist.get_rank()}").touch()
+        hold_the_gil(1000)
+
+    job = launch(fresh, holder, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    workers = worker_pids(fresh)
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result((2 + 2 * FAST.grace_s) * slack())
+    assert_gone(pids)
+    assert worker_pids(fresh) == workers
+
+
+def test_ranks_that_hold_the_gil_die_with_their_worker(fresh: Client, tmp_path: Path) -> None:
+    def holder(folder: str) -> None:
+        Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+        Path(folder, f"step-{dist.get_rank()}").touch()
+        hold_the_gil(1000)
+
+    job = launch(fresh, holder, args=(str(tmp_path),), options=FAST)
+    pids = wait_for_training(tmp_path)
+    kill_worker(fresh, job, 1)
+    with pytest.raises(WorkerLostError):
+        job.result(60)
+    wait_until(lambda: not any(map(pid_is_alive, pids)), 5)
+
+
+def in_work(client: Client) -> list[Any]:
+    return [key for keys in client.processing().values() for key in keys]
+
+
+def test_a_job_waits_for_busy_workers_and_says_for_whom(
+    fresh: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = sorted(fresh.scheduler_info()["workers"])[0]
+    release = tmp_path / "release"
+
+    def someone_elses_long_task(path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.05)
+
+    busy = fresh.submit(someone_elses_long_task, str(release), workers=[address], pure=False)
+    wait_until(lambda: busy.key in in_work(fresh))
+    with caplog.at_level(logging.WARNING, "ddp_core"):
+        job = launch(fresh, dist.get_rank)
+        wait_until(lambda: "someone_elses_long_task" in caplog.text, 20)
+    assert job.state == "waiting"
+    release.touch()
+    assert job.result(60) == [0, 1]
+
+
+def test_workers_that_stay_busy_are_named_in_the_error(fresh: Client) -> None:
+    slow = fresh.map(time.sleep, [8, 8.1], pure=False)
+    wait_until(lambda: len(in_work(fresh)) == 2)
+    with pytest.raises(GangTimeoutError, match="sleep"):
+        launch(fresh, dist.get_rank, options=LaunchOptions(start_timeout_s=1)).result(60)
+    del slow
+    assert launch(fresh, dist.get_rank).result(60) == [0, 1]
+
+
+@contextmanager
+def mute_listener() -> Iterator[int]:
+    """A foreign server that accepts and says nothing; torch's own timeout does not cover it."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(8)
+        yield server.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(fresh: Client) -> None:
+    with mute_listener() as port, pytest.raises(RendezvousError, match=f"{port}.*port=0"):
+        launch(fresh, dist.get_rank, options=LaunchOptions(port=port)).result(60)
+
+
+def test_a_port_may_be_asked_for(fresh: Client) -> None:
+    with mute_listener() as port:
+        pass
+    ports = launch(
+        fresh, lambda: int(os.environ["MASTER_PORT"]), options=LaunchOptions(port=port)
+    ).result(60)
+    assert ports == [port, port]
+
+
+def test_a_rendezvous_that_does_not_complete_tells_the_state_of_each_rank(
+    fresh: Client, tmp_path: Path
+) -> None:
+    """One rank hangs while torch is imported, as on a dead network file system."""
+    lame = "import os, time\nif os.environ.get('RANK') == '1': time.sleep(1000)\n"
+
+    (tmp_path / "sitecustomize.py").write_text(lame)
+    options = LaunchOptions(rendezvous_timeout_s=6, grace_s=1, env={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(RendezvousError, match="rank 1 starting"):
+        launch(fresh, dist.get_rank, options=options).result(60)
+
+
+def test_the_store_listens_on_the_workers_address_only(fresh: Client) -> None:
+    import psutil
+
+    def train() -> Any:
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _listeners()
+
+    def _listeners() -> list[tuple[str, int]]:
+        return [
+            (c.laddr.ip, c.laddr.port)
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        ]
+
+    for host, port, listeners in launch(fresh, train).result(60):
+        assert (host, port) in listeners
+        assert (host, [ip for ip, p in listeners if p == port]) == ("127.0.0.1", ["127.0.0.1"])
+
+
+def test_who_returns_first_is_told_to_those_who_wait(fresh: Client) -> None:
+    def uneven() -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        for _ in range(3 + dist.get_rank()):
+            model(torch.ones(2, 4)).sum().backward()
+
+    with pytest.raises(RankFailedError, match=r"rank 0 had returned first: .*uneven") as caught:
+        launch(fresh, uneven, options=FAST).result(60)
+    assert caught.value.results == {0: None}
+
+
+def test_an_adaptive_cluster_does_not_take_a_training_worker(fresh: Client, tmp_path: Path) -> None:
+    job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
+    wait_for_training(tmp_path)
+    assert fresh.run_on_scheduler(_workers_to_close) == []
+    job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(60)
+    wait_until(lambda: len(fresh.run_on_scheduler(_workers_to_close)) == 2)
+
+
+def _workers_to_close(dask_scheduler: Any) -> list[str]:
+    return list(dask_scheduler.workers_to_close(n=2))
+
+
+def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> None:
+    """With a fixed worker port the restarted worker has the address that the task is pinned to."""
+    with cluster_with_fixed_ports() as (client, start):
+        job = launch(client, train, args=(str(tmp_path),), options=FAST)
+        pids = wait_for_training(tmp_path)
+        os.kill(worker_pids(client)[job._plan[1].worker], signal.SIGKILL)
+        start(1)
+        with pytest.raises(WorkerLostError):
+            job.result(60)
+        assert_gone(pids)
+        client.wait_for_workers(2, timeout=30)
+        assert launch(client, dist.get_rank).result(60) == [0, 1]
+
+
+@contextmanager
+def cluster_with_fixed_ports() -> Iterator[tuple[Client, Callable[[int], None]]]:
+    """A scheduler and two workers from the command line, without nannies."""
+    ports = [free_port() for _ in range(3)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawn(what: str, *arguments: str) -> None:
+        module = f"from distributed.cli.dask_{what} import main; main()"
+        command = [sys.executable, "-c", module, "--host", "127.0.0.1", *arguments]
+        started.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
+
+    def start(n: int) -> None:
+        address = f"tcp://127.0.0.1:{ports[2]}"
+        spawn(
+            "worker", address, "--no-nanny", "--nthreads", "1", "--worker-port", str(ports[n]),
+            "--no-dashboard", "--death-timeout", "30",
+        )  # fmt: skip
+
+    try:
+        spawn("scheduler", "--port", str(ports[2]), "--no-dashboard")
+        start(0)
+        start(1)
+        with Client(f"tcp://127.0.0.1:{ports[2]}", timeout=30) as client:
+            client.wait_for_workers(2, timeout=30)
+            yield client, start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with mute_listener() as port:
+        return port
+
+
+def test_a_dead_scheduler_leaves_no_rank_behind(tmp_path: Path) -> None:
+    with cluster_with_fixed_ports() as (client, _):
+        thread = threading.Thread(
+            target=lambda: _swallow(
+                lambda: launch(client, train, args=(str(tmp_path),)).result(60)
+            ),
+            name="waits-for-the-job",
+        )
+        thread.start()
+        pids = wait_for_training(tmp_path)
+        scheduler = int(client.run_on_scheduler(os.getpid))
+        os.kill(scheduler, signal.SIGKILL)
+        wait_until(lambda: not any(map(pid_is_alive, pids)), 30)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def _swallow(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception as exc:  # noqa: BLE001
+        logging.getLogger(__name__).info("ended: %r", exc)
+
+
+def test_a_cluster_inside_this_process_works(tmp_path: Path) -> None:
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert launch(client, dist.get_world_size).result(60) == [1]

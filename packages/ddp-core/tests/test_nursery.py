@@ -1,0 +1,102 @@
+"""The process from which ranks are forked."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import pid_is_alive, wait_until
+from distributed import Client
+
+from ddp_core import LaunchOptions, launch
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+COLD = LaunchOptions(warm=False)
+
+
+def parent() -> tuple[int, str]:
+    command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
+    return os.getppid(), command
+
+
+def test_ranks_of_later_jobs_are_forked_from_the_same_process(client: Client) -> None:
+    first, second = (launch(client, parent).result(60) for _ in range(2))
+    assert first == second
+    assert all("_nursery" in command for _, command in first)
+
+
+def test_a_second_launch_is_much_faster_than_a_fresh_interpreter(client: Client) -> None:
+    def reduce() -> None:
+        dist.all_reduce(torch.ones(1))
+
+    def seconds(options: LaunchOptions) -> float:
+        began = time.monotonic()
+        launch(client, reduce, options=options).result(60)
+        return time.monotonic() - began
+
+    seconds(LaunchOptions())
+    assert min(seconds(LaunchOptions()) for _ in range(3)) < seconds(COLD) / 2
+
+
+def test_forked_ranks_share_no_random_numbers(client: Client) -> None:
+    def draw() -> tuple[float, float]:
+        import numpy as np
+
+        return random.random(), float(np.random.rand())
+
+    drawn = [value for _ in range(2) for pair in launch(client, draw).result(60) for value in pair]
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_rank_has_its_share_of_threads_and_its_own_modules(client: Client, warm: bool) -> None:
+    def look() -> Any:
+        import sys
+
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], "distributed" in sys.modules
+
+    for threads, wanted, dask_is_loaded in launch(
+        client, look, options=LaunchOptions(warm=warm)
+    ).result(60):
+        assert str(threads) == wanted
+        assert not dask_is_loaded
+
+
+def test_variables_that_are_read_when_a_library_loads_get_a_process_of_their_own(
+    client: Client,
+) -> None:
+    options = LaunchOptions(env={"TORCH_LOGS": "+dynamo", "MINE": "1"})
+    changed = launch(client, parent, options=options).result(60)
+    assert not {pid for pid, _ in changed} & {pid for pid, _ in launch(client, parent).result(60)}
+
+
+def test_the_nursery_dies_with_its_worker(client: Client) -> None:
+    from distributed import LocalCluster
+
+    with (
+        LocalCluster(n_workers=1, processes=True, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        pids = [pid for pid, _ in launch(own, parent).result(60)]
+        assert all(map(pid_is_alive, pids))
+        os.kill(next(iter(own.run(os.getpid).values())), 9)
+        wait_until(lambda: not any(map(pid_is_alive, pids)), 5)
+
+
+def test_a_killed_nursery_fails_the_job_and_the_next_one_has_another(client: Client) -> None:
+    from ddp_core import RankFailedError
+
+    def kill_parent() -> None:
+        os.kill(os.getppid(), 9)
+        time.sleep(60)
+
+    with pytest.raises(RankFailedError):
+        launch(client, kill_parent, options=LaunchOptions(grace_s=1)).result(60)
+    assert launch(client, dist.get_rank).result(60) == [0, 1]
