@@ -13,7 +13,7 @@ from ddp_results._delivery import Delivery
 from ddp_results._futures import FutureWatch
 
 _LINE_EVERY_S = 10.0
-_TABLE_EVERY_S = 0.5
+_TABLE_EVERY_S = 1.0
 _MAX_ROWS = 32
 
 
@@ -30,6 +30,7 @@ class Display:
         self._start = self._shown = time.monotonic()
         self._counts: dict[str, int] = {}
         self._live: Any = None
+        self._has_shown = False
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -42,6 +43,7 @@ class Display:
                     console=Console(stderr=True),
                     auto_refresh=False,
                     transient=True,
+                    vertical_overflow="crop",
                 )
                 self._live.start()
         return self
@@ -54,6 +56,9 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._has_shown:
+            sys.stderr.write(f"{self._summary()}\n")
+            sys.stderr.flush()
 
     def tick(self) -> None:
         """Show the state if it is time to."""
@@ -67,6 +72,7 @@ class Display:
         else:
             return
         self._shown = now
+        self._has_shown = True
         self._counts = {uid: s.n_records for uid, s in self._streams().items()}
 
     def _streams(self) -> dict[str, Any]:
@@ -97,12 +103,8 @@ class Display:
     def _table(self, passed: float) -> Any:
         from rich.table import Table
 
-        seconds = time.monotonic() - self._start
-        table = Table(
-            title=f"results {self._key[:32]}, {seconds:.0f} s, {self._watch.n_pending} of"
-            f" {self._watch.total} ranks run",
-            caption=self._delivery.waiting_for or None,
-        )
+        # No border and no title: what a rank prints into the terminal tears nothing then.
+        table = Table(box=None, pad_edge=False)
         for column in ("process", "step", "metrics", "records", "per s", "lag s"):
             table.add_column(
                 column, justify="left" if column in ("process", "metrics") else "right"
@@ -120,7 +122,18 @@ class Display:
             )
         if len(streams) > _MAX_ROWS:
             table.add_row(f"and {len(streams) - _MAX_ROWS} more", *[""] * 5)
+        if self._delivery.waiting_for:
+            table.add_row(f"waiting for {self._delivery.waiting_for}", *[""] * 5)
         return table
+
+    def _summary(self) -> str:
+        streams = self._streams().values()
+        records = sum(stream.n_records for stream in streams)
+        size = sum(stream.n_bytes for stream in streams)
+        return (
+            f"results: {records} records ({size / 1e6:.1f} MB) of {len(streams)} processes in"
+            f" {time.monotonic() - self._start:.0f} s"
+        )
 
 
 def _metric(name: str, value: object) -> str:

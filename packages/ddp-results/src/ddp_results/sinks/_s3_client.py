@@ -96,7 +96,7 @@ class S3Client:
         async with self._lock:
             if self._client is None:
                 self._client = await self._stack.enter_async_context(self._new_client())
-        if self._options.requester_pays and operation != "head_bucket":
+        if self._options.requester_pays:
             arguments["RequestPayer"] = "requester"
         return await getattr(self._client, operation)(**arguments)
 
@@ -166,3 +166,9 @@ def translated(error: Exception, doing: str) -> Exception:
     if isinstance(error, ProfileNotFound):
         return SinkUnavailableError(f"{doing}: {error}; check ~/.aws/config")
     return SinkError(f"{doing}: {error!r}", transient=True)
+
+
+def is_overload(error: BaseException | None) -> bool:
+    """Whether the server has answered that it cannot answer now."""
+    response = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) >= 500

@@ -11,7 +11,7 @@ from ddp_results._record import Point, Source
 from ddp_results.errors import SinkError, SinkUnavailableError
 from ddp_results.sinks._jsonl import encode_points, metrics_name
 from ddp_results.sinks._multipart import MULTIPART_FROM_BYTES, MultipartWriter
-from ddp_results.sinks._s3_client import REMEDIES, S3Client, S3Options, translated
+from ddp_results.sinks._s3_client import REMEDIES, S3Client, S3Options, is_overload, translated
 from ddp_results.sinks.base import BufferedWriter, ReadableSink, Writer
 
 _SEGMENT_BYTES = 4 * 2**20
@@ -54,7 +54,7 @@ class S3Sink(ReadableSink):
     def open(self) -> None:
         """Look for the bucket, then store a small marker, which shows that it may be written to."""
         try:
-            self._s3.run(self._check())
+            self._s3.run(self._check_patiently())
         except Exception as error:
             self._s3.close()
             self._client = None
@@ -228,15 +228,28 @@ class S3Sink(ReadableSink):
         for path in failed:
             self._begin(path)
 
+    async def _check_patiently(self) -> None:
+        """Let a server that is overloaded recover: botocore's attempts last a few seconds."""
+        for pause_s in (1.0, 3.0, 6.0):
+            try:
+                return await self._check()
+            except SinkError as error:
+                if not is_overload(error.__cause__):
+                    raise
+                await asyncio.sleep(pause_s)
+        return await self._check()
+
     async def _check(self) -> None:
         doing = f"writing results to s3://{self.bucket}/{self.prefix}"
         try:
-            await self._s3.call("head_bucket", Bucket=self.bucket)
+            await self._s3.call(
+                "list_objects_v2", Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1
+            )
         except Exception as error:
             found = translated(error, doing)
             if isinstance(found, FileNotFoundError):
                 raise SinkError(f"{doing}: {REMEDIES['NoSuchBucket']}") from error
-            if "403" not in str(found):  # asking may be forbidden while writing is allowed
+            if "AccessDenied" not in str(found):  # listing may be forbidden, writing allowed
                 raise found from error
         await self._put(MARKER, b"1\n")
 

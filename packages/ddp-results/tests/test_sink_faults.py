@@ -1,0 +1,211 @@
+"""Sinks that cannot store for a while: a full disk, S3 that refuses or is away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_results import (
+    DaskResultsHandler,
+    LocalSink,
+    MemorySink,
+    S3ResultsHandler,
+    SinkError,
+    SinkUnavailableError,
+    TeeSink,
+    open_run,
+    open_sink,
+)
+from fault_proxy import Fault, FaultProxy
+from s3_server import S3Server
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no right to mount here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    name = f"b-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(name)
+    return name
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(s3.endpoint_url) as proxy:
+        yield proxy
+
+
+def _in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def test_full_disk_is_waited_for_and_nothing_is_lost(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(800_000))
+    handler = DaskResultsHandler()
+    for n in range(20):
+        handler.submit_result(f"{n}.bin", bytes([n]) * 30_000)
+        handler.log_metrics({"loss": n}, step=n)
+    thread, errors = _in_thread(lambda: handler.process_results(small_disk / "out"))
+    wait_for(lambda: "No space left" in caplog.text)
+    ballast.unlink()
+    thread.join(60)
+    assert not errors
+    for n in range(20):
+        assert (small_disk / f"out/{n}.bin").read_bytes() == bytes([n]) * 30_000
+    assert len(open_run(small_disk / "out").metrics("loss")) == 20
+    assert not list((small_disk / "out").rglob(".ddp-tmp-*"))
+
+
+def test_sink_that_stays_away_is_given_up_and_the_other_has_everything(tmp_path: Path) -> None:
+    class Away(MemorySink):
+        def write(self, path: str, data: bytes) -> None:
+            raise SinkError("away", transient=True)
+
+    handler = DaskResultsHandler(sink_timeout_s=0.5)
+    for n in range(10):
+        handler.submit_result(str(n), "x")
+    with pytest.raises(SinkError, match="given up"):
+        handler.process_results(TeeSink([Away(), tmp_path]))
+    assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_result_that_cannot_be_stored_is_told_after_the_others_are(tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+    handler.submit_result("a", "file")
+    handler.submit_result("a/b", "below a file")
+    handler.submit_result("c", "after")
+    with pytest.raises(SinkError, match="'a/b'"):
+        handler.process_results(tmp_path)
+    assert (tmp_path / "c").read_text() == "after"
+    assert (tmp_path / "a").read_text() == "file"
+
+
+def test_sink_of_a_stranger_that_raises_anything_does_not_stop_the_others(tmp_path: Path) -> None:
+    class Buggy(MemorySink):
+        def append(self, source: object, points: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+    handler = DaskResultsHandler()
+    handler.log_metrics({"loss": 1})
+    handler.submit_result("a", "x")
+    with pytest.raises(SinkError, match="a bug"):
+        handler.process_results(TeeSink([Buggy(), tmp_path]))
+    assert (tmp_path / "a").exists()
+    assert len(open_run(tmp_path).metrics()) == 1
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_that_refuses_for_a_while_gets_everything(
+    s3: S3Server, bucket: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+    handler = DaskResultsHandler()
+    for n in range(20):
+        handler.submit_result(f"{n}.txt", str(n))
+        handler.log_metrics({"loss": n}, step=n)
+    proxy.script([Fault(status=503)] * 5, path=f"/{bucket}")  # when the bucket is looked for
+    for n in range(20):
+        refusals = [Fault(status=503)] * 2 + [Fault(status=403, code="AccessDenied")] * 3
+        proxy.script(refusals, path=f"/{bucket}/run/{n}.txt")
+    with caplog.at_level(logging.WARNING):
+        handler.process_results(sink)
+    for n in range(20):
+        assert s3.get_object(bucket, f"run/{n}.txt") == str(n).encode()
+    run = open_run(f"s3://{bucket}/run")
+    assert len(run.metrics()) == 20
+    run.close()
+
+
+@pytest.mark.xdist_group("s3")
+def test_large_upload_survives_resets_and_refusals(
+    s3: S3Server, bucket: str, proxy: FaultProxy
+) -> None:
+    data = os.urandom(30 * 2**20)
+    handler = S3ResultsHandler(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+    handler.submit_result("small", "x")
+    handler.flush(60)
+    proxy.script([Fault(status=503)] * 5 + [Fault(hang_up=True)] * 5)
+    handler.submit_result("large", data)
+    handler.submit_result("after", "y")
+    handler.flush(100)
+    assert s3.get_object(bucket, "run/large") == data
+    assert s3.get_object(bucket, "run/after") == b"y"
+
+
+@pytest.mark.xdist_group("s3")
+def test_last_write_to_a_key_wins_whatever_the_uploads_do(
+    s3: S3Server, bucket: str, proxy: FaultProxy
+) -> None:
+    sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+    sink.open()
+    proxy.script([Fault(delay_s=0.5), Fault(status=503), Fault(delay_s=0.2)])
+    for n in range(50):
+        sink.write("same", str(n).encode())
+    sink.write("gone", b"x")
+    sink.delete("gone")
+    with contextlib.suppress(SinkError):
+        sink.flush()
+    sink.flush()
+    sink.close()
+    assert s3.get_object(bucket, "run/same") == b"49"
+    assert "run/gone" not in s3.list_keys(bucket)
+
+
+@pytest.mark.xdist_group("s3")
+def test_server_that_is_not_there_is_said_at_the_start() -> None:
+    handler = S3ResultsHandler("s3://b/run", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(SinkUnavailableError, match="s3://b/run"):
+        handler.submit_result("a", "b")
+
+
+def test_wrong_addresses_are_refused_at_once() -> None:
+    for wrong in ("bucket/x", "s3:/b/x", "s3://"):
+        with pytest.raises(ValueError, match="s3://bucket/prefix"):
+            S3ResultsHandler(wrong)
+    with pytest.raises(ValueError, match="addressing"):
+        S3ResultsHandler("s3://b/x", addressing="dns")
+    with pytest.raises(SinkUnavailableError, match="no sink for 'gs'"):
+        open_sink("gs://b/x")
+    assert isinstance(open_sink("C:results"), LocalSink)
