@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -174,6 +175,7 @@ def nothing_left() -> Iterator[None]:
     """No test leaves a child process, or a thread other than the engine's."""
     before = {thread.name for thread in threading.enumerate()}
     yield
+    gc.collect()  # an iterator in the frames of a caught error ends its workers then
     for child in multiprocessing.active_children():
         child.join(10)
     assert not multiprocessing.active_children()

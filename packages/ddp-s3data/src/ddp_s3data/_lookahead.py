@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from ._position import Position
+
 _LANES = itertools.count(1)
 
 
@@ -43,16 +45,21 @@ class LookAheadSampler:
         batches: the batch sampler.
         stride: number of DataLoader workers, or 1.
         depth: how many batches of the same worker each batch carries.
+        position: where to begin; at the first batch if None.
     """
 
-    def __init__(self, batches: Iterable[Any], stride: int, depth: int) -> None:
+    def __init__(
+        self, batches: Iterable[Any], stride: int, depth: int, position: Position | None = None
+    ) -> None:
         self.batches = batches
         self.stride = stride
         self.depth = depth
+        self._position = position
 
     def __iter__(self) -> Iterator[Batch]:
         lane = next(_LANES)
-        source = iter(self.batches)
+        position = self._position
+        source = iter(self.batches) if position is None else position.start(self.batches)
         window: deque[list[int]] = deque()
         while True:
             missing = self.stride * self.depth + 1 - len(window)

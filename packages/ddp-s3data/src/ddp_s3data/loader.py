@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
 from ._lookahead import LookAheadSampler, innermost, see_through
+from ._position import Counted, Position
 from ._stats import WIDTH, summary
 from .dataset import BucketDataset
 from .errors import DaemonicProcessError
@@ -32,8 +33,8 @@ class S3DataLoader(DataLoader[Any]):
     *Sharding.* Inside a process group, unless a sampler is given, each rank gets its part of one
     permutation made from (seed, epoch), equally many batches on each; the epoch advances with every
     iteration, `set_epoch` is not needed. As with torch's DistributedSampler, so that all ranks have
-    equally many samples, up to one sample for each rank comes twice, or with `drop_last=True` is
-    left out: for an evaluation that must count every sample once, pass `shard=False` or a sampler.
+    equally many samples, up to one for each rank comes twice, or with `drop_last=True` is left out:
+    for an evaluation that must count every sample once, pass `shard=False` or a sampler.
 
     Args:
         dataset: see torch.
@@ -80,7 +81,7 @@ class S3DataLoader(DataLoader[Any]):
             self._board.share_memory_()  # type: ignore[no-untyped-call] # torch has no type for it
             settings["worker_init_fn"] = _Start(self._board, settings.get("worker_init_fn"))
         self._shards: DistributedSampler[Any] | None = None
-        self._epoch = 0
+        self._position = Position(settings.get("generator"))
         if shard and sampler is None and batch_sampler is None and _ranks() > 1:
             self._shards = sampler = DistributedSampler(
                 dataset,
@@ -103,14 +104,33 @@ class S3DataLoader(DataLoader[Any]):
             self.lookahead = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override] # torch's is a private class
+        position = self._position
+        position.begin()
         if self._shards is not None:
-            self._shards.set_epoch(self._epoch)
-        self._epoch += 1
-        return super().__iter__()
+            self._shards.set_epoch(position.epoch)
+        return Counted(super().__iter__(), position)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the one of this epoch; later ones count on from it."""
-        self._epoch = epoch
+        self._position.go_to(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the iteration stands: epoch, batches dealt, and the sampler's randomness.
+
+        Small, picklable, readable by `torch.load(weights_only=True)`. Each rank keeps its own.
+        """
+        return self._position.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on where `state_dict` was taken; nothing seen is fetched again.
+
+        The loader must have been made with the same arguments over the same dataset. Exact for
+        torch's samplers; what random transforms draw is new.
+
+        Raises:
+            ValueError: when it is no state of such a loader.
+        """
+        self._position.restore(state)
 
     def stats(self) -> dict[str, Any]:
         """Return what all workers have read through this loader, all epochs together.
@@ -133,9 +153,9 @@ class S3DataLoader(DataLoader[Any]):
     def _index_sampler(self) -> Any:
         """What torch iterates over for batches of indices: ours, round the one it would take."""
         inner = super()._index_sampler
-        if self.batch_sampler is None or self.lookahead == 0:
+        if self.batch_sampler is None:
             return inner
-        return LookAheadSampler(inner, max(1, self.num_workers), self.lookahead)
+        return LookAheadSampler(inner, max(1, self.num_workers), self.lookahead, self._position)
 
 
 class _Start:
