@@ -83,7 +83,10 @@ def demo(session: nox.Session) -> None:
     """Train a CNN on handwritten digits, straight from S3, on a Dask cluster of two workers."""
     session.install(*TORCH, *S3_SERVER, *IMAGES)
     install_wheels(session, *INDEPENDENT)
-    session.run("python", "tools/demo.py", *session.posargs)
+    # After Ctrl-C the demo ends its cluster and its S3 server itself, which takes some seconds.
+    session.run(
+        *["python", "tools/demo.py", *session.posargs], interrupt_timeout=60, terminate_timeout=10
+    )
 
 
 def install_wheels(session: nox.Session, *packages: str) -> None:
@@ -98,6 +101,8 @@ def install_wheels(session: nox.Session, *packages: str) -> None:
             silent=True,
         )
     wheels = sorted(map(str, output.glob("*.whl")))
+    if not wheels:  # `nox -R`: nothing is built, and what is installed is used
+        return
     session.install(
         *(wheel + EXTRAS.get(Path(wheel).name.partition("-")[0], "") for wheel in wheels)
     )

@@ -110,3 +110,5 @@ def test_demo_leaves_nothing_running_after_ctrl_c(
     os.killpg(demo.process.pid, signal.SIGINT)  # what a terminal does
     assert demo.process.wait(60) != 0
     assert demo.wait_until_nothing_runs(20) == []
+    assert "interrupted" in demo.text()
+    assert "Traceback" not in demo.text().partition("interrupted")[2]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -122,4 +124,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends it as Ctrl-C does
+        signal.signal(number, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the cluster and the S3 server have ended")
