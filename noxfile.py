@@ -89,6 +89,15 @@ def demo(session: nox.Session) -> None:
     )
 
 
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure speed beside peers, in one run, as ratios: all of tools/bench, or the files given."""
+    session.install(*TORCH_WITH_VISION, *S3_SERVER, *IMAGES, "psutil")
+    install_wheels(session, *PACKAGES)
+    for script in session.posargs or sorted(map(str, Path("tools/bench").glob("bench_*.py"))):
+        session.run("python", script, env={"PYTHONPATH": "tools"})
+
+
 def install_wheels(session: nox.Session, *packages: str) -> None:
     """Build wheels, each from its own source distribution, and install them with their extras."""
     session.install("build", "hatchling")
