@@ -70,6 +70,29 @@ def submit_large(handler: Any, size: int) -> float:
     return time.perf_counter() - start
 
 
+def step_times(handler: DaskResultsHandler, count: int) -> tuple[float, float]:
+    """Train a small model; return the median step with metrics at every step, and without."""
+    import torch
+
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(128, 512)
+    times: tuple[list[float], list[float]] = ([], [])
+    for step in range(2 * count):
+        start = time.perf_counter()
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        value = loss.item()  # read in both cases: printing or scheduling would need it as well
+        if step % 2 == 0:
+            handler.log_metrics({"loss": value, "lr": 0.01}, step=step)
+        times[step % 2].append(time.perf_counter() - start)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
 class SchedulerMemory:
     """The growth of a process's resident memory while a block runs, at its highest."""
 
@@ -118,6 +141,18 @@ def over_dask(client: Client, scheduler_pid: int, scale: int) -> None:
         "<= 20 us",
         median <= 20,
     )
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("step of a model: torch is not installed here")
+    else:
+        handler = DaskResultsHandler()
+        future = client.submit(step_times, handler, 300, pure=False)
+        handler.process_results(MemorySink(), [future])
+        with_metrics, without = future.result()
+        ratio = with_metrics / without
+        say("step with metrics, of one without", f"{ratio:.3f}", "<= 1.05", ratio <= 1.05)
 
     with tempfile.TemporaryDirectory() as folder, SchedulerMemory(scheduler_pid) as memory:
         count = 20_000 * scale

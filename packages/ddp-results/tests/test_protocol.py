@@ -154,6 +154,7 @@ def test_source_that_dies_is_named_with_what_came(key: str) -> None:
         sender._stopping = True  # as SIGKILL: no END, no answer
         sender._wake_up()
         sender._thread.join()
+        client.collector.silent_s = 1.0
         client.finish()
         (stream,) = client.collector.streams.values()
     assert (stream.given_up, stream.received) == (True, 1)
@@ -169,6 +170,7 @@ def test_gap_left_by_a_dead_source_is_reported_and_what_follows_is_stored(key: s
     sender.close(0.1)
     lost = unpack_frame(channel._frames.pop(1))
     with Client(key, sink, LocalChannel) as client:
+        client.collector.silent_s = 1.0
         client.finish()
         (stream,) = client.collector.streams.values()
     assert sorted(sink.results) == ["0", "2"]

@@ -19,6 +19,7 @@ from ddp_results._stream import Stream
 from ddp_results._wire import (
     Ack,
     Lease,
+    is_dead_here,
     pack_lease,
     unpack_frame,
     unpack_lease,
@@ -39,7 +40,8 @@ _PUBLISH_S = 0.02  # at most so often an acknowledgement
 _BEAT_S = 0.5  # at least so often
 _REGISTRY_S = 0.5
 _LEASE_S = 3.0  # a collector without a beat for so long is dead
-_SILENT_S = 5.0  # a source that does not answer for so long is dead
+_SILENT_S = 20.0  # a source that does not answer for so long is dead
+_SILENT_HERE_S = 3.0  # or for so long, if its process id does not exist on this machine
 _LOST_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 60.0
 
@@ -51,12 +53,14 @@ class Collector:
         streams: source uid to its stream.
         error: why the collector ended before it was told to.
         n_bad_frames: what came and could not be read.
+        silent_s: a source that does not answer for so long is taken for dead.
     """
 
     def __init__(self, key: str, open_channel: Callable[[], Channel], delivery: Delivery) -> None:
         self.streams: dict[str, Stream] = {}
         self.error: Exception | None = None
         self.n_bad_frames = 0
+        self.silent_s = _SILENT_S
         self._key = key
         self._open_channel = open_channel
         self._delivery = delivery
@@ -183,7 +187,8 @@ class Collector:
                 continue
             complete = False
             quiet_since = max(stream.heard_s, self._finish_since)
-            if now - quiet_since < _SILENT_S or stream.durable < stream.received:
+            patience = _SILENT_HERE_S if is_dead_here(stream.source) else self.silent_s
+            if now - quiet_since < patience or stream.durable < stream.received:
                 continue
             if stream.has_gap:
                 self._pass_on(stream, stream.skip_gap())
@@ -203,7 +208,7 @@ class Collector:
 
     async def _wait_for_lease(self, channel: Channel) -> None:
         first = unpack_lease(await channel.read("collector"))
-        if first is not None and not first.is_dead_here:
+        if first is not None and not is_dead_here(first):
             deadline = time.monotonic() + _LEASE_S
             while time.monotonic() < deadline:
                 await asyncio.sleep(0.1)

@@ -102,18 +102,18 @@ class Lease:
     pid: int
     beat: int
 
-    @property
-    def is_dead_here(self) -> bool:
-        """Whether it belongs to a process of this machine that has ended."""
-        if self.host != socket.gethostname() or self.pid == os.getpid():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
+
+def is_dead_here(process: Lease | Source) -> bool:
+    """Whether a process was on this machine and has ended."""
+    if process.host != socket.gethostname() or process.pid == os.getpid():
         return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def pack_lease(lease: Lease) -> bytes:
