@@ -27,7 +27,7 @@ EXTRAS = {"ddp_results": "[pandas,plot,rich,s3]"}
 # What a package's tests are run with besides its own requirements, and which distributions must
 # be absent meanwhile, because the package promises to do without them.
 UNIT = {
-    "ddp-core": (TORCH, ["aiobotocore", "ddp-s3data", "ddp-results"]),
+    "ddp-core": ([*TORCH, "numpy"], ["aiobotocore", "ddp-s3data", "ddp-results"]),
     "ddp-s3data": (
         [*TORCH, *S3_SERVER, *IMAGES, "hypothesis>=6.100", "moto[server]>=5"],
         ["dask", "distributed", "ddp-core", "ddp-results"],

@@ -96,7 +96,7 @@ def wait_until(
 
 def slack() -> float:
     """How much longer things may take because the machine is busy with something else."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return max(3.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def pid_is_alive(pid: int) -> bool:

@@ -187,3 +187,32 @@ def test_grandchildren_go_with_their_rank(
         raise ValueError("boom")
 
     fail(client, tmp_path, event, fast)
+
+
+def test_the_words_of_sys_exit_are_in_the_error(client: Client, fast: LaunchOptions) -> None:
+    def train() -> None:
+        sys.exit("usage: train.py --epochs N")
+
+    with pytest.raises(RankFailedError, match="usage: train.py --epochs N"):
+        launch(client, train, options=fast).result(60)
+
+
+@pytest.mark.timeout(180)
+def test_a_scheduler_that_stands_still_does_not_cost_the_job(tmp_path: Path) -> None:
+    """Dask keeps its workers through a pause of the scheduler's event loop, and so do we."""
+    from distributed import LocalCluster
+
+    def train() -> str:
+        Path(tmp_path, str(dist.get_rank())).touch()
+        wait_until((tmp_path / "over").exists, 120)
+        return "trained"
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        job = launch(own, train)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 90)
+        own.run_on_scheduler(lambda: time.sleep(18))  # longer than SILENCE_S
+        (tmp_path / "over").touch()
+        assert job.result(90) == ["trained"] * 2

@@ -209,3 +209,32 @@ def test_importing_the_package_does_not_import_torch_or_dask() -> None:
     code = "import sys, ddp_core; print('torch' in sys.modules, 'distributed' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
+
+
+def test_a_process_that_the_function_forked_is_no_rank(client: Client) -> None:
+    def train() -> str:
+        pid = os.fork()
+        if pid == 0:
+            return "copy"
+        os.waitpid(pid, 0)
+        return "rank"
+
+    assert launch(client, train).result(60) == ["rank", "rank"]
+
+
+def test_dask_futures_among_the_arguments_are_replaced_by_their_results(client: Client) -> None:
+    number = client.submit(lambda: 42, pure=False)
+    assert (
+        launch(client, lambda x, y: x + y, args=(number,), kwargs={"y": 1}).result(60) == [43] * 2
+    )
+    futures = run(client, lambda x, y: x - y, number, y=client.scatter(2))
+    assert client.gather(futures) == [40, 40]
+
+
+def test_a_forgotten_comma_is_found_at_the_call(client: Client) -> None:
+    wrong: Any = "s3://bucket/train"
+    with pytest.raises(TypeError, match=r"args=\('s3://bucket/train',\)"):
+        launch(client, print, args=wrong)
+    wrong = [1]
+    with pytest.raises(TypeError, match="kwargs must map names"):
+        launch(client, print, kwargs=wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -340,11 +341,12 @@ def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> No
         job = launch(client, train, args=(str(tmp_path),), options=FAST)
         pids = wait_for_training(tmp_path)
         os.kill(worker_pids(client)[job._plan[1].worker], signal.SIGKILL)
+        wait_until(lambda: len(worker_pids(client)) == 1, 30)
         start(1)
         with pytest.raises(WorkerLostError):
             job.result(60)
         assert_gone(pids)
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=60)
         assert launch(client, dist.get_rank).result(60) == [0, 1]
 
 
@@ -381,8 +383,12 @@ def cluster_with_fixed_ports() -> Iterator[tuple[Client, Callable[[int], None]]]
 
 
 def free_port() -> int:
-    with mute_listener() as port:
-        return port
+    """A port below those that the system gives to outgoing connections, so that it stays free."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def test_a_dead_scheduler_leaves_no_rank_behind(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from ddp_core import LaunchOptions, launch
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
-COLD = LaunchOptions(warm=False)
-
 
 def parent() -> tuple[int, str]:
     command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
@@ -30,19 +28,6 @@ def test_ranks_of_later_jobs_are_forked_from_the_same_process(client: Client) ->
     first, second = (launch(client, parent).result(60) for _ in range(2))
     assert first == second
     assert all("_nursery" in command for _, command in first)
-
-
-def test_a_second_launch_is_much_faster_than_a_fresh_interpreter(client: Client) -> None:
-    def reduce() -> None:
-        dist.all_reduce(torch.ones(1))
-
-    def seconds(options: LaunchOptions) -> float:
-        began = time.monotonic()
-        launch(client, reduce, options=options).result(60)
-        return time.monotonic() - began
-
-    seconds(LaunchOptions())
-    assert min(seconds(LaunchOptions()) for _ in range(3)) < seconds(COLD) / 2
 
 
 def test_forked_ranks_share_no_random_numbers(client: Client) -> None:

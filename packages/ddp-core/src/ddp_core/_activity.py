@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ddp_core._logs import RankLogs
 from ddp_core._process import ChildProcess

@@ -245,6 +245,8 @@ class Agent:
                 self.results[rank] = process.read_outbox()
                 process.leave_within(self.spec.options.exit_timeout_s)
                 self._post({rank: {"state": "returned"}})
+            case "exiting":
+                process.last_words = event["text"]
             case "raised":
                 process.raised = event
                 failure = raised(self._place(rank), event, process.read_outbox())
@@ -257,7 +259,7 @@ class Agent:
             if code:
                 logger.warning("%s ended with %s after it had returned", self._place(rank), code)
         elif process.raised is None and not self._is_stopping():
-            self._fail(exited(self._place(rank), code), rank)
+            self._fail(exited(self._place(rank), code, process.last_words), rank)
 
     def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:
         first = self.spec.ranks[0]

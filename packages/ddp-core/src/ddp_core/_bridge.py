@@ -19,8 +19,10 @@ from ddp_core._coordinator import HANDLER, POLL_S
 
 logger = logging.getLogger("ddp_core.agent")
 
-CALL_S = 10.0
-# For so long the scheduler may be unreachable before the agent believes that it is alone.
+# A scheduler that does not answer may only be busy: Dask waits for it, and so do we. One whose
+# connection is closed is gone. An agent believes that it is alone after so many seconds of each.
+CALL_S = 60.0
+POLL_ANSWER_S = 15.0
 ALONE_S = 10.0
 
 
@@ -107,13 +109,16 @@ class Bridge:
 
     async def _follow(self, seen: int) -> None:
         loop = asyncio.get_running_loop()
-        heard = loop.time()
+        heard = reached = loop.time()
         while True:
             try:
-                view = await self._call("poll", POLL_S + CALL_S / 2, seen=seen)
-                heard = loop.time()
+                view = await self._call("poll", POLL_S + POLL_ANSWER_S, seen=seen)
+                heard = reached = loop.time()
             except (OSError, TimeoutError) as exc:
-                if loop.time() - heard > ALONE_S:
+                now = loop.time()
+                if isinstance(exc, TimeoutError):
+                    reached = now
+                if now - reached > ALONE_S or now - heard > CALL_S:
                     cause = {"kind": "worker-lost", "text": f"the scheduler is gone: {exc!r}"}
                     self.ring({"state": "ended", "cause": cause, "others": []})
                     return

@@ -82,16 +82,21 @@ def main(spec: dict[str, Any] | None = None) -> None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     link = Link(spec["control"], spec["report"], spec["grace_s"])
+    pid = os.getpid()
     try:
         code = _run(spec, link)
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-        if isinstance(exc.code, str):
-            sys.stderr.write(exc.code + "\n")
+        if not isinstance(exc.code, int | None):
+            sys.stderr.write(f"{exc.code}\n")
+            if os.getpid() == pid:
+                link.tell("exiting", text=_short(str(exc.code), MESSAGE_CHARS))
+    _leave_copy(pid, code)
     _leave(code)
 
 
 def _run(spec: dict[str, Any], link: Link) -> int:
+    pid = os.getpid()
     try:
         import torch
         import torch.distributed as dist
@@ -109,6 +114,7 @@ def _run(spec: dict[str, Any], link: Link) -> int:
         if spec["pass_local_rank"]:
             kwargs["local_rank"] = int(os.environ["LOCAL_RANK"])
         result = fn(*args, **kwargs)
+        _leave_copy(pid, 0)
         _store(spec["outbox"], result, link)
         link.tell("returned")
         link.wait_for_all(spec["rendezvous_timeout_s"])
@@ -116,6 +122,9 @@ def _run(spec: dict[str, Any], link: Link) -> int:
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - everything that ends a rank is reported
+        if os.getpid() != pid:
+            traceback.print_exception(exc)
+        _leave_copy(pid, 1)
         _report(spec["outbox"], exc, link)
         return 1
     return 0
@@ -262,6 +271,13 @@ def _leave_group(bound_s: float) -> None:
 def _quietly(action: Any) -> None:
     with contextlib.suppress(Exception):
         action()
+
+
+def _leave_copy(pid: int, code: int) -> None:
+    """End a process that the function forked and that came back through it: it is no rank."""
+    if os.getpid() != pid:
+        _flush()
+        os._exit(code)
 
 
 def _leave(code: int) -> None:

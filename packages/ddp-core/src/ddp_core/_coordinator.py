@@ -31,6 +31,12 @@ SETTLE_S = 1.0
 # An agent that has not been heard of for so long is lost: its host vanished without a word.
 SILENCE_S = 14.0
 POLL_S = 3.0
+# When the scheduler's own loop was late by so much, silence says nothing about the agents.
+STOOD_STILL_S = 2.0
+_SILENT = (
+    "its host vanished, or another task on it held the interpreter's lock for so long: give ranks "
+    "workers of one thread, or keep other tasks off them"
+)
 # Lines that wait for a slow client; older ones are dropped, and counted.
 LOG_LINES = 2000
 WEAK = ("comm", "aborted")
@@ -420,14 +426,24 @@ class Coordinator(SchedulerPlugin):
 
     async def _watch_silence(self) -> None:
         """Lose agents that stopped talking. Ends when there are no jobs."""
+        before = time.monotonic()
         while self.jobs:
             await asyncio.sleep(1)
             now = time.monotonic()
+            stood_still, before = now - before > 1 + STOOD_STILL_S, now
+            if stood_still:
+                # This loop was blocked: what the agents said meanwhile is still unread.
+                self._renew(now)
             for job in list(self.jobs.values()):
                 for agent in job.agents:
                     silent = agent.joined and not agent.gone and now - agent.heard > SILENCE_S
                     if silent and job.state != "ended":
-                        self._lose(job, agent, f"no word from it for {SILENCE_S:.0f} s")
+                        self._lose(job, agent, f"no word from it for {SILENCE_S:.0f} s; {_SILENT}")
+
+    def _renew(self, now: float) -> None:
+        for job in self.jobs.values():
+            for agent in job.agents:
+                agent.heard = max(agent.heard, now)
 
 
 def _common(job: Job) -> set[str]:

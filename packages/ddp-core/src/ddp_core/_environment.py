@@ -125,7 +125,7 @@ def _path() -> Sequence[str]:
 
 def interface_of(host: str) -> str | None:
     """Name of the network interface that owns ``host``; gloo would ask the host name instead."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         wanted = {info[4][0] for info in socket.getaddrinfo(host, None)}

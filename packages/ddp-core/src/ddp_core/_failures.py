@@ -78,14 +78,14 @@ def raised(place: str, event: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     }
 
 
-def exited(place: str, exit_code: int) -> dict[str, Any]:
+def exited(place: str, exit_code: int, last_words: str = "") -> dict[str, Any]:
     """The failure of a rank whose process ended without a result."""
     if exit_code >= 0:
         return {
             "kind": "exit",
             "exit_code": exit_code,
             "text": f"{place} left with exit code {exit_code} before its function had returned: "
-            "does the code call sys.exit() or os._exit()?",
+            + (last_words or "does the code call sys.exit() or os._exit()?"),
         }
     number = -exit_code
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +32,22 @@ def launch(
         client: A client of the cluster, not an asynchronous one.
         fn: Called as ``fn(*args, **kwargs)`` in each rank, inside a process group. Pickled with
             cloudpickle, so it may be a lambda, a closure or a function of a notebook.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: Its positional arguments; Dask futures among them are replaced by their results.
+        kwargs: Its keyword arguments, likewise.
         options: Everything else.
 
     Raises:
         NotEnoughWorkersError: There are too few workers after ``wait_timeout_s``.
-        TypeError: ``client``, ``fn`` or ``options`` is something else, or cannot be pickled.
+        TypeError: ``client``, ``fn``, ``args``, ``kwargs`` or ``options`` is something else, or
+            cannot be pickled.
         ValueError: ``options.workers`` names an unknown worker.
     """
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
+        raise TypeError(
+            f"args must be a tuple of arguments, not {args!r}; for one: args=({args!r},)"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must map names to arguments, not {kwargs!r}")
     return _launch(client, fn, tuple(args), dict(kwargs or {}), as_options(options), decode=False)
 
 
@@ -80,6 +87,7 @@ def _launch(
     decode: bool,
 ) -> Job:
     _check(client, fn)
+    args, kwargs = _gathered(client, args, kwargs)
     name = options.name or getattr(fn, "__qualname__", None) or type(fn).__name__
     options = replace(options, name=name)
     job_id = uuid.uuid4().hex[:12]
@@ -98,6 +106,17 @@ def _launch(
     untyped: Any = client
     untyped.sync(job.start)
     return job
+
+
+def _gathered(
+    client: Client, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put the results of Dask futures into their places, as `client.submit` and 0.2.2 do."""
+    if not any(isinstance(value, Future) for value in (*args, *kwargs.values())):
+        return args, kwargs
+    untyped: Any = client
+    gathered_args, gathered_kwargs = untyped.gather((list(args), kwargs))
+    return tuple(gathered_args), gathered_kwargs
 
 
 def _check(client: Client, fn: Callable[..., Any]) -> None:

@@ -116,6 +116,7 @@ class ChildProcess:
     ) -> None:
         self.returned = False
         self.raised: dict[str, Any] | None = None
+        self.last_words = ""
         self.exit_code: int | None = None
         self.pid: int | None = None
         self.outbox = _temporary("ddp-outbox")
