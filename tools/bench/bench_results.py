@@ -132,7 +132,7 @@ def over_dask(client: Client, scheduler_pid: int, scale: int) -> None:
     """Measure what goes through the scheduler."""
     client.gather(client.map(lambda _: locate() and None, range(RANKS), pure=False))
     handler = DaskResultsHandler()
-    future = client.submit(submit_times, handler, 2000, pure=False)
+    future: Any = client.submit(submit_times, handler, 2000, pure=False)
     handler.process_results(MemorySink(), [future])
     median = statistics.median(future.result()) * 1e6
     say(

@@ -24,7 +24,7 @@ def main(folder):
 
     run = open_run(folder)
     print(run.results())
-    print(run.to_pandas().groupby("rank")["loss"].describe())
+    print(run.to_pandas().groupby("src")["loss"].describe())
     run.plot("loss", f"{folder}/loss.png")
 
 

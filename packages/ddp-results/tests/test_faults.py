@@ -301,3 +301,40 @@ def test_task_that_raises_at_once_loses_nothing(client: Client) -> None:
     with pytest.raises(ValueError, match="0"):
         handler.process_results(sink, futures)
     assert sorted(sink.results) == ["0", "1", "2", "3"]
+
+
+def test_handler_made_anew_in_a_rank_is_refused_there() -> None:
+    program = """
+        import os
+        os.environ["RANK"] = "0"
+        from ddp_results import DaskResultsHandler, NoClusterError
+        try:
+            DaskResultsHandler().submit_result("a", "b")
+        except NoClusterError as error:
+            assert "as an argument" in str(error)
+        else:
+            raise SystemExit(1)
+    """
+    assert run_program(program).wait(60) == 0
+
+
+def test_scheduler_inside_another_process_is_said_to_be_out_of_reach() -> None:
+    program = """
+        from ddp_results import DaskResultsHandler, NoClusterError
+        from ddp_results._locate import SchedulerAddress
+        handler = DaskResultsHandler()
+        handler._carried = SchedulerAddress("inproc://127.0.0.1/1/1")
+        try:
+            handler.submit_result("a", "b")
+        except NoClusterError as error:
+            assert "LocalCluster()" in str(error)
+        else:
+            raise SystemExit(1)
+    """
+    assert run_program(program).wait(60) == 0
+
+
+def test_handler_made_in_a_task_is_refused_there(client: Client, tmp_path: Path) -> None:
+    future = client.submit(lambda: DaskResultsHandler().submit_result("a", "b"), pure=False)
+    with pytest.raises(NoClusterError, match="as an argument"):
+        DaskResultsHandler().process_results(tmp_path, [future])

@@ -147,10 +147,9 @@ def test_bad_path_is_an_error_in_the_line_of_the_rank(client: Client, tmp_path: 
 
 def test_unwritable_folder_is_said_at_the_start(client: Client) -> None:
     future = client.submit(time.sleep, 20, pure=False)
-    start = time.monotonic()
     with pytest.raises(SinkUnavailableError, match="/proc/nowhere"):
         DaskResultsHandler().process_results("/proc/nowhere", [future])
-    assert time.monotonic() - start < 5
+    assert not future.done()
     future.cancel()
 
 

@@ -98,3 +98,9 @@ def test_metrics_are_checked_in_the_line_that_logs_them() -> None:
     with pytest.raises(TypeError, match=r"json\.dumps"):
         handler.submit_result("a", {"b": 1})  # type: ignore[arg-type]
     handler.process_results(MemorySink())
+
+
+@pytest.mark.parametrize("metrics", [{"a": "\ud800"}, {"\udcff": 1.0}, {"a": 10**5000}])
+def test_what_no_wire_can_carry_is_refused_in_the_line_that_logs_it(metrics: Any) -> None:
+    with pytest.raises(MetricError, match="metric"):
+        scalars(metrics)

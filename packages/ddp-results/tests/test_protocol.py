@@ -133,7 +133,7 @@ def test_dead_collector_is_replaced_and_nothing_is_lost(key: str) -> None:
     for n in range(100):
         _submit(sender, "same", str(n).encode())
     first = Client(key, stuck, _DyingChannel)
-    first.__enter__()
+    first.collector._thread.start()
     assert stuck.reached.wait(10)
     first.collector.wait_finished(30)  # its channel fails, so it ends without a word
     with Client(key, sink, LocalChannel) as client:
@@ -187,6 +187,29 @@ def test_foreign_bytes_in_the_queue_are_passed_over(key: str) -> None:
         assert client.collector.n_bad_frames == 4
     sender.close(5)
     assert sink.results == {"a": b"1"}
+
+
+def test_record_that_cannot_be_packed_does_not_hold_up_the_others(key: str) -> None:
+    sink = MemorySink()
+    sender = Sender(key, lambda: LocalChannel(key))
+    _submit(sender, "before", b"1")
+    _submit(sender, "\ud800", b"2")
+    _submit(sender, "after", b"3")
+    with Client(key, sink, LocalChannel) as client:
+        client.finish()
+    sender.close(5)
+    assert sink.results == {"before": b"1", "after": b"3"}
+
+
+def test_source_at_rest_is_not_waited_for(key: str) -> None:
+    sender = Sender(key, lambda: LocalChannel(key))
+    _submit(sender, "a", b"1")
+    with Client(key, MemorySink(), LocalChannel) as client:
+        client.finish()
+    sender._thread.join(30)  # it has seen that the client left, and has nothing more to say
+    with Client(key, MemorySink(), LocalChannel) as client:
+        client.finish()
+        assert not any(stream.given_up for stream in client.collector.streams.values())
 
 
 def test_passing_fault_of_a_sink_is_waited_for(key: str) -> None:

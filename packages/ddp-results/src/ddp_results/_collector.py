@@ -230,6 +230,8 @@ class Collector:
         for uid, note in (await channel.read("src") or {}).items():
             if note and uid not in self.streams:
                 self.streams[uid] = Stream(unpack_source(note))
+            elif not note and uid in self.streams:
+                self.streams[uid].is_at_rest = True
 
     async def _publish(self, channel: Channel, *, closed: bool = False) -> None:
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,13 @@ class SchedulerAddress:
     def __repr__(self) -> str:  # never print keys
         return f"SchedulerAddress({self.address!r})"
 
+    @property
+    def is_in_another_process(self) -> bool:
+        """Whether it is an `inproc://host/pid/n` address of another process."""
+        if not self.address.startswith("inproc://"):
+            return False
+        return self.address.removeprefix("inproc://").split("/")[1] != str(os.getpid())
+
     def connection_args(self) -> dict[str, Any]:
         """Return the keyword arguments of `distributed.rpc`."""
         security = Security() if self.security is None else self.security  # type: ignore[no-untyped-call]
@@ -44,6 +52,11 @@ def locate(carried: SchedulerAddress | None = None) -> SchedulerAddress | None:
     before the client's view because the two may reach the scheduler by different addresses.
     """
     return _of_task() or _of_config() or _of_only_worker() or carried or of_client()
+
+
+def is_worker_process() -> bool:
+    """Whether a Dask worker runs in this process."""
+    return bool(list(Worker._instances))
 
 
 def of_client() -> SchedulerAddress | None:

@@ -12,6 +12,8 @@ from ddp_results.errors import MetricError
 
 Scalar = float | int | str | bool | None
 
+_MAX_BITS = 10_000  # Python refuses to write integers of more than 4300 digits
+
 _PLAIN = frozenset((float, int, str, bool, type(None)))
 
 
@@ -33,7 +35,23 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, Scalar]:
         if not isinstance(key, str):
             raise MetricError(f"metric name {key!r} must be a str, not {type(key).__name__}")
         plain[key] = value if type(value) in _PLAIN else _scalar(key, value)
+        if not key.isascii() or type(plain[key]) in (str, int):
+            _check_sendable(key, plain[key])
     return plain
+
+
+def _check_sendable(key: str, value: Scalar) -> None:
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        raise MetricError(f"metric {key!r} is an integer of {value.bit_length()} bits")
+    for text in (key, value):
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise MetricError(
+                    f"metric {key!r} holds a lone surrogate, which is not valid Unicode: {text!r};"
+                    " use text.encode('utf-8', 'replace').decode()"
+                ) from error
 
 
 def check_step(step: object) -> int | None:
@@ -42,9 +60,11 @@ def check_step(step: object) -> int | None:
     Raises:
         MetricError: if it is not a whole number.
     """
-    if step is None or type(step) is int:
+    if step is None or (type(step) is int and step.bit_length() < 64):
         return step
-    value = _scalar("step", step)
+    if type(step) is int:
+        raise MetricError(f"step must be below 2**63, not a number of {step.bit_length()} bits")
+    value = _scalar("step", step)  # an int subclass, a float or a tensor
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ddp_results._channel import SCHEDULER_BUDGET_BYTES, Channel
 from ddp_results._outbox import Outbox
@@ -19,7 +21,7 @@ from ddp_results._wire import (
     pack_source,
     unpack_held,
 )
-from ddp_results.errors import BackPressureError, ChannelLostError, ChannelResetError
+from ddp_results.errors import BackPressureError, ChannelLostError, ChannelResetError, ResultsError
 
 logger = logging.getLogger("ddp_results")
 
@@ -208,6 +210,9 @@ class Sender:
                 if now - lost_since > _LOST_TIMEOUT_S or self._stopping:
                     raise
                 await asyncio.sleep(min(2.0, 0.1 + (now - lost_since) / 4))
+        if self._outbox.retired:  # a client that comes later need not wait for our word
+            with contextlib.suppress(ResultsError):
+                await channel.write(("src", self._source.uid), b"")
         await channel.close()
 
     async def _register(self, channel: Channel) -> None:
@@ -233,7 +238,7 @@ class Sender:
         batch = box.next_records(FRAME_BYTES, FRAME_RECORDS)
         if batch is not None:
             first, records = batch
-            frame = pack_frame(Frame(self._key, self._source, box.durable, first, records))
+            frame = self._pack(first, records)
             await channel.put(frame)
             poll.hurry(_POLL_S)
         if poll.due:
@@ -247,6 +252,23 @@ class Sender:
         if batch is None or len(frame) < FRAME_BYTES // 2:
             await self._pause(_BATCH_S if batch is not None else poll.wait_s)
         return False
+
+    def _pack(self, first: int, records: list[Record]) -> bytes:
+        """Return a frame; a record that cannot be packed is replaced, for it must not block."""
+        frame = Frame(self._key, self._source, self._outbox.durable, first, records)
+        try:
+            return pack_frame(frame)
+        except Exception:  # noqa: BLE001 - found and named below
+            sound = [self._sound(record, frame) for record in records]
+            return pack_frame(replace(frame, records=sound))
+
+    def _sound(self, record: Record, frame: Frame) -> Record:
+        try:
+            pack_frame(replace(frame, records=[record]))
+        except Exception:
+            logger.exception("dropped a %s that cannot be sent: %.200r", record.kind.name, record)
+            return _control(Kind.MARK, 0)
+        return record
 
     async def _pause(self, seconds: float) -> None:
         """Let small records gather, or sleep until woken."""

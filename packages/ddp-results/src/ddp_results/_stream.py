@@ -31,6 +31,7 @@ class Stream:
         self.marks: dict[int, int] = {}
         self.heard_s = time.monotonic()
         self.given_up = False
+        self.is_at_rest = False  # it has said so, when all that it had was durable
         self.n_records = 0
         self.n_bytes = 0
         self.step: int | None = None
@@ -70,6 +71,8 @@ class Stream:
         """Whether everything that the source submitted before `mark` is stored."""
         if self.has_gap:
             return False
+        if self.is_at_rest:
+            return self.durable >= self.received
         goal = self.end or self.marks.get(mark, 0)
         if goal:
             return self.durable >= goal

@@ -83,7 +83,8 @@ def _serialise(name: str, state: Any) -> bytes:
         torch.load(io.BytesIO(data), map_location="meta", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"checkpoint {name!r} could not be read back with weights_only=True: {error}; save"
-            " tensors, numbers, text, lists and dicts, for example model.state_dict()"
+            f"checkpoint {name!r} holds something that could not be read back safely"
+            " (weights_only=True); save tensors, numbers, text, lists and dicts, for example"
+            " model.state_dict(), and arrays by torch.from_numpy()"
         ) from error
     return data

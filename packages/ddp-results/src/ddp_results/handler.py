@@ -16,7 +16,7 @@ from ddp_results._delivery import Delivery
 from ddp_results._futures import FutureWatch
 from ddp_results._live import Display
 from ddp_results._local_channel import LocalChannel
-from ddp_results._locate import SchedulerAddress, locate, of_client
+from ddp_results._locate import SchedulerAddress, is_worker_process, locate, of_client
 from ddp_results._outlet import Outlet
 from ddp_results._sender import Sender
 from ddp_results._submitting import SubmittingHandler
@@ -78,6 +78,8 @@ class DaskResultsHandler(SubmittingHandler):
         self._sink_timeout_s = sink_timeout_s
         self._carried: SchedulerAddress | None = None
         self._was_pickled = False
+        self._has_own_key = pub_sub_key is None
+        self._made_in_rank = "RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
 
     def process_results(
         self, prefix: Target | None, futures: Any = (), raise_errors: bool = True
@@ -145,6 +147,8 @@ class DaskResultsHandler(SubmittingHandler):
             display.tick()
 
     def _open_sinks(self, prefix: Target | None) -> list[Sink]:
+        if prefix == "":
+            raise ValueError("the prefix is empty; for the current folder give '.'")
         targets: list[Target] = [target for target in (prefix, self._sink) if target is not None]
         if not targets:
             raise ValueError(
@@ -162,9 +166,15 @@ class DaskResultsHandler(SubmittingHandler):
     def _channel_factory(self) -> Any:
         key = self.pub_sub_key
         where = locate(self._carried)
+        if where is not None and where.is_in_another_process:
+            raise NoClusterError(
+                f"results of {key!r}: the scheduler at {where.address} lives inside another"
+                " process, ranks cannot reach it; use LocalCluster(), or"
+                " Client(processes=False, protocol='tcp')"
+            )
         if where is not None:
             return lambda: DaskChannel(key, where)
-        if self._was_pickled or "RANK" in os.environ:
+        if self._was_pickled or self._is_orphan:
             raise NoClusterError(
                 f"results of {key!r}: no Dask scheduler can be found from process {os.getpid()};"
                 " create a distributed.Client before the handler is sent to the ranks, or use"
@@ -177,7 +187,20 @@ class DaskResultsHandler(SubmittingHandler):
 
         return local
 
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether it was made here, in a rank or a Dask worker, with a key that nobody knows."""
+        if self._was_pickled or not self._has_own_key:
+            return False
+        return self._made_in_rank or (is_worker_process() and of_client() is None)
+
     def _create_outlet(self) -> Outlet:
+        if self._is_orphan:
+            raise NoClusterError(
+                "this handler was made in the rank, where its module was imported anew, so nobody"
+                " reads what it is given: pass the handler to the function as an argument, or give"
+                " it a key on both sides: DaskResultsHandler('my-run')"
+            )
         return Sender(self.pub_sub_key, self._channel_factory())
 
 
@@ -228,6 +251,11 @@ def _conclude(
             " were any, are lost",
             label,
             received,
+        )
+    if not streams and watch.total:
+        logger.warning(
+            "no process has submitted anything to this handler; if the ranks did, they had another"
+            " one: pass the handler to their function as an argument"
         )
     problems = _problems(collector, delivery, close_error)
     failure = watch.first_failure if raise_errors else None

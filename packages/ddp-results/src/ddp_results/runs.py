@@ -71,7 +71,7 @@ class Run:
         return sorted(points.values(), key=_point_key)
 
     def to_pandas(self) -> Any:
-        """Return the points as a DataFrame: rank, attempt, step, time and a column per metric.
+        """Return the points as a DataFrame: src, rank, attempt, step, time and a column per metric.
 
         Raises:
             ImportError: if pandas is not installed.
@@ -82,7 +82,7 @@ class Run:
             raise ImportError(
                 "to_pandas needs pandas: pip install 'ddp-results[pandas]'"
             ) from error
-        columns = ("rank", "attempt", "step", "time")
+        columns = ("src", "rank", "attempt", "step", "time")
         rows = [{**{c: p[c] for c in columns}, **p["metrics"]} for p in self.metrics()]
         frame = pd.DataFrame(rows, columns=None if rows else list(columns))
         frame["time"] = pd.to_datetime(frame["time"], unit="s", utc=True)

@@ -83,11 +83,12 @@ class S3Client:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the client's loop and return the result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run on the client's loop, without waiting; the coroutine handles its own errors."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C here must not leave it running there
+            future.cancel()
+            raise
 
     async def call(self, operation: str, **arguments: Any) -> Any:
         """Call an operation of S3; botocore's exceptions pass, see `translated`."""
@@ -116,11 +117,19 @@ class S3Client:
         if self._loop.is_closed():
             return
         with contextlib.suppress(Exception):
-            self.run(self._stack.aclose())
+            self.run(self._shut_down())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._loop.close()
+
+    async def _shut_down(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._stack.aclose()
+        await self._loop.shutdown_default_executor()
 
     def _new_client(self) -> Any:
         from aiobotocore.config import AioConfig
@@ -147,7 +156,12 @@ class S3Client:
 
 def translated(error: Exception, doing: str) -> Exception:
     """Return the error to raise for one of aiobotocore's: `SinkError`, or FileNotFoundError."""
-    from botocore.exceptions import ClientError, NoCredentialsError, ProfileNotFound
+    from botocore.exceptions import (
+        ClientError,
+        EndpointConnectionError,
+        NoCredentialsError,
+        ProfileNotFound,
+    )
 
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
@@ -161,6 +175,11 @@ def translated(error: Exception, doing: str) -> Exception:
         return SinkError(
             f"{doing}: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
             " or profile=, or give the machine a role",
+            transient=True,
+        )
+    if isinstance(error, EndpointConnectionError):
+        return SinkError(
+            f"{doing}: {error}; check endpoint_url, AWS_ENDPOINT_URL and the network",
             transient=True,
         )
     if isinstance(error, ProfileNotFound):

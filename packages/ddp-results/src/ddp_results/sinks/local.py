@@ -67,7 +67,7 @@ class LocalSink(ReadableSink):
     def write(self, path: str, data: bytes) -> None:
         """Store a result atomically."""
         with self._errors(path):
-            writer = _FileWriter(self, self._place(path))
+            writer = _FileWriter(self, self._place(path), path)
             try:
                 writer.append(data)
                 writer.publish(confirm=False)
@@ -205,7 +205,7 @@ class LocalSink(ReadableSink):
             transient = error.errno in _TRANSIENT
             raise SinkError(
                 f"storing {path!r} in {self.root}: {error.strerror or error}"
-                + ("; waiting for it to pass" if transient else ""),
+                + ("; free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""),
                 transient=transient,
             ) from error
 

@@ -55,7 +55,7 @@ class S3Sink(ReadableSink):
         """Look for the bucket, then store a small marker, which shows that it may be written to."""
         try:
             self._s3.run(self._check_patiently())
-        except Exception as error:
+        except BaseException as error:
             self._s3.close()
             self._client = None
             if not isinstance(error, SinkError):
