@@ -193,7 +193,7 @@ def test_the_words_of_sys_exit_are_in_the_error(client: Client, fast: LaunchOpti
     def train() -> None:
         sys.exit("usage: train.py --epochs N")
 
-    with pytest.raises(RankFailedError, match="usage: train.py --epochs N"):
+    with pytest.raises(RankFailedError, match=r"usage: train\.py --epochs N"):
         launch(client, train, options=fast).result(60)
 
 

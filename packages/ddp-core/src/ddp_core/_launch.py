@@ -20,7 +20,7 @@ def launch(
     client: Client,
     fn: Callable[..., Any],
     *,
-    args: tuple[Any, ...] = (),
+    args: Iterable[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     options: LaunchOptions | None = None,
 ) -> Job:
@@ -43,9 +43,7 @@ def launch(
         ValueError: ``options.workers`` names an unknown worker.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Iterable):
-        raise TypeError(
-            f"args must be a tuple of arguments, not {args!r}; for one: args=({args!r},)"
-        )
+        raise TypeError(f"args must be a tuple, not {args!r}; for one argument: args=({args!r},)")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must map names to arguments, not {kwargs!r}")
     return _launch(client, fn, tuple(args), dict(kwargs or {}), as_options(options), decode=False)
