@@ -119,16 +119,6 @@ def test_a_connection_that_the_server_will_close_is_not_used_again(head):
     assert serve([[head], [head]], use) == ([b"x", b"x"], 2)
 
 
-def test_a_fresh_connection_can_be_asked_for():
-    ok = [b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx"]
-
-    async def use(pool):
-        await pool.request(HEAD)
-        return await pool.request(HEAD, fresh=True)
-
-    assert serve([ok, ok], use)[1] == 2
-
-
 def test_a_short_body_is_truncated():
     error = fault(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello", None)
     assert error.cause == "truncated"

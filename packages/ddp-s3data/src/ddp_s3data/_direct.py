@@ -78,9 +78,9 @@ class DirectStore:
         self._use(route, signer)
         self._keys_at = self._loop.time()
 
-    async def get(self, key: str, *, fresh: bool = False) -> Reply:
-        """Return the whole object; on a new connection if `fresh`."""
-        return await self._request(self._route.base_path + quote_key(key), fresh=fresh)
+    async def get(self, key: str) -> Reply:
+        """Return the whole object."""
+        return await self._request(self._route.base_path + quote_key(key))
 
     async def list(
         self, prefix: str, *, delimiter: str = "", token: str | None = None, limit: int = 1000
@@ -134,7 +134,7 @@ class DirectStore:
         extra = "".join(f"{name}: {value}\r\n" for name, value in route.extra)
         self._unsigned = f"host: {route.host_header}\r\n{extra}"
 
-    async def _request(self, path: str, query: str = "", *, fresh: bool = False) -> Reply:
+    async def _request(self, path: str, query: str = "") -> Reply:
         signer = self._signer
         if signer is not None:
             if self._loop.time() - self._keys_at > _CHECK_KEYS_S:
@@ -145,7 +145,7 @@ class DirectStore:
             headers = self._unsigned
         target = f"{path}?{query}" if query else path
         head = f"GET {target} HTTP/1.1\r\n{headers}user-agent: ddp-s3data\r\n\r\n"
-        status, found, body = await self._pool.request(head.encode("ascii"), fresh=fresh)
+        status, found, body = await self._pool.request(head.encode("ascii"))
         reply = Reply(status, found, body)
         if status == 200:
             return reply

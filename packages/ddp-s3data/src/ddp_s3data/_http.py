@@ -256,17 +256,16 @@ class Pool:
         self._sweeper: asyncio.TimerHandle | None = None
         self.opened = 0
 
-    async def request(self, head: bytes, *, fresh: bool = False) -> Answer:
+    async def request(self, head: bytes) -> Answer:
         """Send on an idle connection or a new one; return status, headers, body.
 
         Args:
             head: the whole request.
-            fresh: use a new connection.
 
         Raises:
             FaultError: when no whole answer comes.
         """
-        connection = (None if fresh else self._take_idle()) or await self._open()
+        connection = self._take_idle() or await self._open()
         self._busy.add(connection)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from ._contract import ObjectStore, Reply
 from ._engine import Engine
+from ._hedges import Hedges
 from ._requests import Requests
 from ._stats import Counters
 from .errors import S3DataError
@@ -23,6 +24,7 @@ _SAY_AFTER_S = 10.0
 _FIRST_LIMIT = 16
 _LARGE_BYTES = 1 << 20
 _HALVE_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.05
 
 Opener = Callable[[str, S3Options], Awaitable[ObjectStore]]
 
@@ -43,8 +45,9 @@ class Slot:
         "key",
         "reply",
         "size",
+        "started_s",
         "state",
-        "task",
+        "tasks",
     )
 
     def __init__(
@@ -60,7 +63,8 @@ class Slot:
         self.state = _QUEUED
         self.reply: Reply | None = None
         self.error: BaseException | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.started_s = 0.0
+        self.tasks: list[asyncio.Task[None]] = []
         self._waiter: threading.Lock | None = None
 
     @property
@@ -121,6 +125,9 @@ class Scheduler:
         self._active = 0
         self._held_bytes = 0
         self._demanded_bytes = 0
+        self._hedges = Hedges(options.hedge)
+        self._watched: set[Slot] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self.starved = False
         """Whether something waits until a reader lets go of bytes; may be read by any thread."""
 
@@ -134,6 +141,8 @@ class Scheduler:
                     self._demand.append(slot)
                 elif slot.counted:
                     self._demanded_bytes += _weight(slot)
+                    if slot.state == _RUNNING and self._hedges.allowed:
+                        self._watch(slot)
         self._ahead.extend(ahead)
         if self._requests is None:
             self._open()
@@ -158,8 +167,9 @@ class Scheduler:
                 self.release([slot])
             elif slot.state == _RUNNING:
                 slot.state = _DROPPED
-                if slot.size > _LARGE_BYTES and slot.task is not None:
-                    slot.task.cancel()
+                if slot.size > _LARGE_BYTES:
+                    for task in slot.tasks:
+                        task.cancel()
             else:
                 slot.state = _DROPPED
 
@@ -215,11 +225,13 @@ class Scheduler:
                 return
             slot.state = _RUNNING
             slot.counted = True
-            self._active += 1
+            slot.started_s = loop.time()
             self._held_bytes += _weight(slot)
             if slot.demanded:
                 self._demanded_bytes += _weight(slot)
-            slot.task = loop.create_task(self._fetch(self._requests, slot), name="ddp-s3data-get")
+            self._start(self._requests, slot)
+            if self._hedges.allowed and slot.demanded:
+                self._watch(slot)
 
     def _next(self) -> Slot | None:
         """Take the next slot that the byte limit admits, or none."""
@@ -235,21 +247,53 @@ class Scheduler:
             return queue.popleft()
         return None
 
+    def _start(self, requests: Requests, slot: Slot) -> None:
+        self._active += 1
+        loop = asyncio.get_running_loop()
+        fetch = self._fetch(requests, slot)
+        slot.tasks.append(loop.create_task(fetch, name="ddp-s3data-get"))
+
     async def _fetch(self, requests: Requests, slot: Slot) -> None:
+        reply: Reply | None = None
+        failed: BaseException | None = None
         try:
-            slot.reply = await requests.get(slot.key, slot.size, slot.etag, slot.counters)
+            reply = await requests.get(slot.key, slot.size, slot.etag, slot.counters)
             self._grow()
         except BaseException as error:  # noqa: BLE001 - the reader gets it
-            slot.error = error
-        finally:
-            self._active -= 1
-            slot.task = None
-            if slot.state == _DROPPED:
-                slot.counters.wasted += 1
-                self.release([slot])
-            else:
-                slot.finish()
-                self._pump()
+            failed = error
+        self._active -= 1
+        this = asyncio.current_task()
+        others = slot.tasks = [task for task in slot.tasks if task is not this]
+        if slot.state == _RUNNING and (reply is not None or not others):
+            slot.reply, slot.error = reply, failed
+            self._watched.discard(slot)
+            self._hedges.saw(asyncio.get_running_loop().time() - slot.started_s)
+            for task in others:  # the slower of two
+                task.cancel()
+            slot.finish()
+        elif slot.state == _DROPPED and not others:
+            self._watched.discard(slot)
+            slot.counters.wasted += 1
+            self.release([slot])
+        self._pump()
+
+    def _watch(self, slot: Slot) -> None:
+        """See to it that the slot is asked for a second time when it is late."""
+        if slot.size <= _LARGE_BYTES:
+            self._watched.add(slot)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        late = loop.time() - self._hedges.late_after_s
+        for slot in [*self._watched]:
+            if slot.started_s < late and self._requests is not None and self._hedges.take():
+                self._watched.discard(slot)
+                slot.counters.hedges += 1
+                self._start(self._requests, slot)
+        again = bool(self._watched)
+        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if again else None
 
     def _grow(self) -> None:
         if self._limit < self._most:
