@@ -8,6 +8,11 @@ from ddp_s3data._address import address, as_directory, quote_key, split_address
     [
         ("bucket", "", ("bucket", "")),
         ("bucket", "a/b/", ("bucket", "a/b/")),
+        (
+            "arn:aws:s3:eu-west-1:1:accesspoint/p",
+            "a",
+            ("arn:aws:s3:eu-west-1:1:accesspoint/p", "a"),
+        ),
         ("s3://bucket", "", ("bucket", "")),
         ("s3://bucket/", "", ("bucket", "")),
         ("s3://bucket", "a/", ("bucket", "a/")),
@@ -26,6 +31,9 @@ def test_an_address_is_split_at_the_first_slash_and_not_parsed_as_a_url(given, p
         ("", "", ValueError, "no bucket name"),
         ("bucket/prefix", "", ValueError, "S3ImageFolder"),
         ("s3://", "", ValueError, "names no bucket"),
+        ("My Bucket!", "", ValueError, "3 to 255 letters"),
+        ("s3://b/x", "", ValueError, "3 to 255 letters"),
+        ("arn:aws:s3:::bucket", "", ValueError, "write 'bucket'"),
         ("https://bucket.s3.amazonaws.com/x", "", ValueError, "no S3 address"),
         ("s3://bucket/a", "b", ValueError, "given twice"),
         (7, "", TypeError, "not int"),

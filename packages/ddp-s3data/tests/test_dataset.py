@@ -15,6 +15,7 @@ from ddp_s3data import (
     S3Dataset,
     S3Object,
     S3Options,
+    TransferError,
 )
 from fault_proxy import Fault
 
@@ -185,6 +186,27 @@ def test_too_many_bad_samples_are_an_error(gap):
     gap.__getitems__([5, 5])
     with pytest.raises(BadSampleLimitError, match="bad_sample_limit=2"):
         gap[5]
+
+
+@pytest.mark.parametrize("policy", ["replace", lambda error: None])
+def test_an_outage_is_not_replaced_by_neighbours_that_fare_no_better(fill, aws, proxy, policy):
+    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=2)
+    dataset = S3Dataset(fill(OBJECTS), "d", options=options, on_error=policy)
+    proxy.plan = lambda request: Fault(status=500, code="InternalError")
+    before = len(proxy.requests)
+    with pytest.raises(TransferError):
+        dataset[5]
+    assert len(proxy.requests) == before + 2
+
+
+def test_an_outage_among_the_neighbours_is_raised(fill, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url, max_attempts=2)
+    dataset = S3Dataset(fill(OBJECTS), "d", options=options, on_error="replace")
+    gone = Fault(status=404, code="NoSuchKey")
+    down = Fault(status=500, code="InternalError")
+    proxy.plan = lambda request: gone if request.path.endswith("/005") else down
+    with pytest.raises(TransferError, match="d/006"):
+        dataset[5]
 
 
 def test_a_wrong_policy_is_an_error_at_once(fill, aws):

@@ -175,6 +175,18 @@ def test_a_listing_that_fails_in_passing_is_repeated(fill, through_proxy, proxy)
     assert len(S3Dataset(bucket, options=through_proxy)) == 1
 
 
+@pytest.mark.parametrize("prefix", ["/a", "./a", "a//", "//a/./"])
+def test_a_prefix_that_is_a_path_is_answered_with_the_one_meant(fill, aws, prefix):
+    with pytest.raises(EmptyDatasetError, match=r"did you mean 'a/'\?"):
+        S3Dataset(fill({"a/b": b"x"}), prefix)
+
+
+def test_an_index_that_cannot_be_written_is_refused_before_listing(aws, tmp_path):
+    file = tmp_path / "missing" / "index"
+    with pytest.raises(IndexFileError, match=f"written to {file}.*another file"):
+        S3Dataset("never-listed", index=file)
+
+
 def test_an_index_file_is_written_once_and_then_read(fill, through_proxy, proxy, tmp_path):
     bucket = fill({"d/a": b"x", "d/b": b"y"})
     file = tmp_path / "index"

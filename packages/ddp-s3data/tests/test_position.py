@@ -1,4 +1,5 @@
 import io
+import itertools
 
 import pytest
 import torch
@@ -17,14 +18,15 @@ def numbers(batches):
     return [batch[0].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("taken", [0, 1, 5, 12])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_goes_on_where_another_stopped(taken, shuffle, own_generator, num_workers):
-    if num_workers and (own_generator or taken != 5):
-        pytest.skip("one case with workers is enough")
+CASES = [
+    *itertools.product([0, 1, 5, 12], [False, True], [False, True], [0]),
+    (5, False, False, 1),
+    (5, True, False, 1),
+]
 
+
+@pytest.mark.parametrize(("taken", "shuffle", "own_generator", "num_workers"), CASES)
+def test_a_loader_goes_on_where_another_stopped(taken, shuffle, own_generator, num_workers):
     def made():
         generator = torch.Generator().manual_seed(torch.randint(1000, ()).item())
         settings = {"generator": generator} if own_generator else {}

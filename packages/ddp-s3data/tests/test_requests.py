@@ -1,7 +1,6 @@
 """What goes wrong on the way, made by the proxy in front of a real server."""
 
 import os
-import time
 
 import pytest
 from conftest import png
@@ -79,10 +78,8 @@ def test_the_deadline_ends_an_object_that_does_not_come(fill, through_proxy, pro
     options = S3Options(endpoint_url=proxy.endpoint_url, deadline_s=0.5)
     dataset = S3Dataset(fill({"one.bin": BODY}), options=options)
     proxy.plan = lambda request: Fault(status=503)
-    started = time.monotonic()
-    with pytest.raises(ReadDeadlineError, match=r"deadline_s=0.5 .* SlowDown"):
+    with pytest.raises(ReadDeadlineError, match=r"deadline_s=0.5 .* SlowDown; .*max_connections"):
         dataset[0]
-    assert time.monotonic() - started < 5
 
 
 def test_a_stall_is_bounded_by_the_deadline(fill, through_proxy, proxy):

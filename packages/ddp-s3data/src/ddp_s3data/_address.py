@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 _SCHEME = "s3://"
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}", re.ASCII)  # what botocore accepts
+_ACCESS_POINT = re.compile(r"arn:[^:]+:s3[a-z-]*:[^:]*:[^:]*:(accesspoint|outpost)")
 
 
 def split_address(bucket_or_url: str, prefix: str = "") -> tuple[str, str]:
@@ -25,6 +28,23 @@ def split_address(bucket_or_url: str, prefix: str = "") -> tuple[str, str]:
             f"prefix must be text, not {type(prefix).__name__}; "
             "with an s3:// address give the transform by name: transform=..."
         )
+    bucket, prefix = _split(bucket_or_url, prefix)
+    if bucket.startswith("arn:"):
+        if _ACCESS_POINT.match(bucket):
+            return bucket, prefix
+        name = bucket.rpartition(":")[2]
+        raise ValueError(f"{bucket!r} is no bucket name; write {name!r}")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(
+            f"{bucket!r} is no bucket name; it has 3 to 255 letters, digits, dots, hyphens and "
+            "underscores"
+        )
+    return bucket, prefix
+
+
+def _split(bucket_or_url: str, prefix: str) -> tuple[str, str]:
+    if bucket_or_url.lower().startswith("arn:"):
+        return bucket_or_url, prefix
     if not bucket_or_url.lower().startswith(_SCHEME):
         if "://" in bucket_or_url:
             raise ValueError(f"{bucket_or_url!r} is no S3 address; write 's3://bucket/prefix'")

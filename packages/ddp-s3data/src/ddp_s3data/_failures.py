@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._contract import FaultError, RefusedError
+from ._retry import cause_of
 from .errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -44,7 +45,8 @@ _REMEDIES = {
     "archived": "it lies in an archive class; restore it, or choose on_error='replace'",
     "region": "the bucket lies in another region; set region (AWS_REGION)",
     "skew": "the clock of this machine is wrong",
-    "slow_down": "the server asks for fewer requests; lower max_connections or num_workers",
+    "slow_down": "the server asks for fewer requests; lower max_connections or num_workers, or "
+    "spread the keys over more prefixes",
     "stalled": "the server stopped in the middle of an answer; see stall_timeout_s",
     "truncated": "connections break off; check the network, or a proxy between",
     "empty": "the server sends no body for an object that has one",
@@ -102,9 +104,10 @@ def too_late(
 ) -> S3DataError:
     """Return the error for a request whose time is up."""
     last = f"; the last failure was {error}" if error is not None else ""
+    remedy = _REMEDIES.get(cause_of(error), "") if error is not None else ""
     text = (
         f"{doing} {address}: not done within deadline_s={limit_s:g} and {attempts} attempts{last}; "
-        "raise deadline_s, or check the network"
+        f"{remedy or 'raise deadline_s, or check the network'}"
     )
     return ReadDeadlineError(text, address=address, attempts=attempts)
 

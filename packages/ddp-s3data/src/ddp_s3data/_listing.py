@@ -39,6 +39,8 @@ def find_index(
     elif index is not None and Path(index).exists():
         found = Index.load(index)
     else:
+        if index is not None:
+            _check_writable(Path(index))
         found = list_index(bucket, prefix, options)
         if index is not None:
             found.save(index)
@@ -69,12 +71,29 @@ def list_index(bucket: str, prefix: str, options: S3Options, opener: Opener = op
 
     builder = home.run(collect(), f"listing {address(bucket, where)}")
     if not len(builder):
-        hint = "check the prefix" if where else "the bucket is empty"
+        hint = _hint(where) if where else "the bucket is empty"
         raise EmptyDatasetError(
             f"listing {address(bucket, where)}: no objects there; {hint}",
             address=address(bucket, where),
         )
     return builder.build().in_order()
+
+
+def _hint(prefix: str) -> str:
+    """Return what to do about a prefix below which there is nothing."""
+    plain = "/".join(part for part in prefix.split("/") if part not in ("", ".")) + "/"
+    if plain != prefix:
+        return f"keys are no paths: did you mean {plain if plain != '/' else ''!r}?"
+    return "check the prefix, which is a directory: 'train' means 'train/', not 'train2/'"
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a place for an index before the listing is made for it."""
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise IndexFileError(
+            f"the index cannot be written to {path}: {path.parent} is no directory that may be "
+            "written; give another file, or create it"
+        )
 
 
 class _Lister:

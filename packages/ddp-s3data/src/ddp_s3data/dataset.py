@@ -19,13 +19,29 @@ from ._listing import find_index
 from ._reader import Reader
 from ._routes import exported, imported
 from ._stats import Counters, summary
-from .errors import BadSampleLimitError, EmptyDatasetError, S3DataError
+from .errors import (
+    AccessDeniedError,
+    BadSampleLimitError,
+    DecodeError,
+    EmptyDatasetError,
+    ObjectArchivedError,
+    ObjectNotFoundError,
+    RequestRefusedError,
+    S3DataError,
+)
 from .options import S3Options
 
 __all__ = ["OnError", "S3Dataset", "S3Object"]
 
 _T = TypeVar("_T")
 OnError = Literal["raise", "replace"] | Callable[[S3DataError], Any]
+OF_ONE_OBJECT = (
+    AccessDeniedError,
+    DecodeError,
+    ObjectArchivedError,
+    ObjectNotFoundError,
+    RequestRefusedError,
+)
 _REPLACEMENTS = 16  # positions tried for one bad sample
 
 
@@ -181,8 +197,8 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         if not isinstance(error, S3DataError):
             raise error
         error.index = place
-        if self.on_error == "raise" or isinstance(error, BadSampleLimitError):
-            raise error
+        if self.on_error == "raise" or not isinstance(error, OF_ONE_OBJECT):
+            raise error  # with the server or the way to it the neighbours would fare no better
         self._bad += 1
         if self._bad > self.bad_sample_limit:
             raise BadSampleLimitError(
@@ -205,8 +221,10 @@ class BucketDataset(Dataset[_T], Generic[_T]):
                 if isinstance(found, Reply):
                     try:
                         return self._sample(other, found)
-                    except S3DataError:
+                    except OF_ONE_OBJECT:
                         continue
+                if not isinstance(found, OF_ONE_OBJECT):
+                    raise found
         raise error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -237,9 +255,10 @@ class S3Dataset(BucketDataset[Any]):
         extensions: endings (without case) of the keys to take; None takes all.
         is_valid_file: called with `s3://bucket/key`; which to take. Not together with `extensions`.
         index: an index, or a file for it: read if it exists, written if not.
-        on_error: what to do with an object that cannot be read: `raise`; `replace` it by the next
-            good one, so that batches keep their size; or call this with the error and take what it
-            returns.
+        on_error: what to do with an object that is gone, denied, archived or refused: `raise`;
+            `replace` it by the next good one, so that batches keep their size; or call this with
+            the error and take what it returns. When the server or the way to it fails, that is
+            raised in any case.
         bad_sample_limit: how many such objects one process accepts.
 
     Raises:

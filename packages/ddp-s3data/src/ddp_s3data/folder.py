@@ -47,9 +47,10 @@ class S3ImageFolder(BucketDataset[tuple[Any, Any]]):
         extensions: endings (without case) of the files to take.
         allow_empty: accept classes without a valid file.
         index: an index, or a file for it: read if it exists, written if not.
-        on_error: what to do with an image that cannot be read or decoded: `raise`; `replace` it by
-            the next good one, so that batches keep their size; or call this with the error and take
-            what it returns as the sample.
+        on_error: what to do with an image that is gone, denied, archived, refused or cannot be
+            decoded: `raise`; `replace` it by the next good one, so that batches keep their size; or
+            call this with the error and take what it returns as the sample. When the server or the
+            way to it fails, that is raised in any case.
         bad_sample_limit: how many such images one process accepts.
 
     Attributes:
@@ -98,7 +99,7 @@ class S3ImageFolder(BucketDataset[tuple[Any, Any]]):
             _check_classes(classes, targets, where, extensions, allow_empty)
         elif not len(order):
             raise EmptyDatasetError(
-                f"none of {len(found)} objects in {where} is an image{_endings(extensions)}",
+                f"none of {len(found)} objects in {where} is an image.{_endings(extensions)}",
                 address=where,
             )
         super().__init__(
