@@ -66,7 +66,11 @@ def aws(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "TORCH"))
+    }
 
 
 @pytest.fixture
