@@ -341,30 +341,42 @@ def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> No
         job = launch(client, train, args=(str(tmp_path),), options=FAST)
         pids = wait_for_training(tmp_path)
         os.kill(worker_pids(client)[job._plan[1].worker], signal.SIGKILL)
-        wait_until(lambda: len(worker_pids(client)) == 1, 30)
-        start(1)
+        wait_until(lambda: client.run_on_scheduler(_n_workers) == 1, 30)
+        again = [start(1)]
+
+        def is_back() -> bool:
+            # Until it listens, any connection on this machine may happen to get its port.
+            if again[-1].poll() is not None:
+                again.append(start(1))
+            return bool(client.run_on_scheduler(_n_workers) == 2)
+
+        wait_until(is_back, 60)
         with pytest.raises(WorkerLostError):
             job.result(60)
         assert_gone(pids)
-        client.wait_for_workers(2, timeout=60)
         assert launch(client, dist.get_rank).result(60) == [0, 1]
 
 
+def _n_workers(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.workers)
+
+
 @contextmanager
-def cluster_with_fixed_ports() -> Iterator[tuple[Client, Callable[[int], None]]]:
+def cluster_with_fixed_ports() -> Iterator[tuple[Client, Callable[[int], subprocess.Popen[bytes]]]]:
     """A scheduler and two workers from the command line, without nannies."""
     ports = [free_port() for _ in range(3)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     started: list[subprocess.Popen[bytes]] = []
 
-    def spawn(what: str, *arguments: str) -> None:
+    def spawn(what: str, *arguments: str) -> subprocess.Popen[bytes]:
         module = f"from distributed.cli.dask_{what} import main; main()"
         command = [sys.executable, "-c", module, "--host", "127.0.0.1", *arguments]
         started.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
+        return started[-1]
 
-    def start(n: int) -> None:
+    def start(n: int) -> subprocess.Popen[bytes]:
         address = f"tcp://127.0.0.1:{ports[2]}"
-        spawn(
+        return spawn(
             "worker", address, "--no-nanny", "--nthreads", "1", "--worker-port", str(ports[n]),
             "--no-dashboard", "--death-timeout", "30",
         )  # fmt: skip
