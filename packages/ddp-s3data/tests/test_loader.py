@@ -44,21 +44,17 @@ SETTINGS = [
 ]
 
 
+WITH_WORKERS = [SETTINGS[2], SETTINGS[4], SETTINGS[7]]
+
+
 @pytest.mark.parametrize(
-    "given",
-    SETTINGS,
-    ids=[
-        "plain",
-        "drop_last",
-        "shuffle",
-        "one_batch",
-        "subset",
-        "replacement",
-        "batch_sampler",
-        "single",
+    ("given", "num_workers"),
+    [
+        *((given, 0) for given in SETTINGS),
+        *((given, 2) for given in WITH_WORKERS),
     ],
+    ids=lambda value: "" if isinstance(value, int) else "-".join(value),
 )
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_exactly_torchs(folder, given, num_workers):
     def loader(kind):
         made = {name: v(folder) if callable(v) else v for name, v in given.items()}

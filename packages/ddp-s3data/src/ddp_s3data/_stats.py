@@ -22,7 +22,6 @@ class Counters:
     objects: int = 0
     bytes: int = 0
     hedges: int = 0
-    cache_hits: int = 0
     wasted: int = 0
     """Objects that were fetched ahead and never asked for."""
     changed: int = 0
@@ -53,7 +52,7 @@ class Counters:
 
 
 _PLAIN = (
-    *("requests", "objects", "bytes", "hedges", "cache_hits", "wasted", "changed"),
+    *("requests", "objects", "bytes", "hedges", "wasted", "changed"),
     *("samples", "replaced", "wait_s", "decode_s", "depth"),
 )
 CAUSES = tuple(RULES)

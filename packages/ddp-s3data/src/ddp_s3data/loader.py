@@ -139,7 +139,7 @@ class S3DataLoader(DataLoader[Any]):
         complete batch of each worker.
 
         Returns:
-            `requests, objects, bytes, samples, replaced, changed, hedges, cache_hits`, `wasted`
+            `requests, objects, bytes, samples, replaced, changed, hedges`, `wasted`
             (fetched ahead in vain), `retries` by cause, `latency_s` of requests (`p50 p90 p99`),
             `wait_s` and `decode_s` over all workers, `wait_share`, `depth` of look-ahead in
             batches, and `limited_by`: `network` or `decode`.

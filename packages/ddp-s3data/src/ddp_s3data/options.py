@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,8 +43,6 @@ class S3Options:
         deadline_s: for one object with all retries.
         max_attempts: requests for one object, at most.
         hedge: ask a second time for an object that is late while a batch waits for it.
-        cache_dir: keep what was read in this directory, by ETag; None keeps nothing.
-        cache_bytes: size of that cache; the oldest go first.
     """
 
     endpoint_url: str | None = None
@@ -66,8 +63,6 @@ class S3Options:
     deadline_s: float = 120.0
     max_attempts: int = 8
     hedge: bool = True
-    cache_dir: str | os.PathLike[str] | None = None
-    cache_bytes: int = 10 * 1024 * _MIB
 
     def __post_init__(self) -> None:
         if self.addressing not in ("auto", "path", "virtual"):
@@ -85,7 +80,7 @@ class S3Options:
         url = self.endpoint_url
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError(f"endpoint_url must begin with http:// or https://, not {url!r}")
-        for name in ("max_connections", "inflight_bytes", "max_attempts", "cache_bytes"):
+        for name in ("max_connections", "inflight_bytes", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("connect_timeout_s", "stall_timeout_s", "deadline_s"):
