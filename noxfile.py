@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import nox
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Started in the background of a shell: without this, tests of Ctrl-C would wait in vain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
@@ -32,7 +37,7 @@ UNIT = {
         [*TORCH, *S3_SERVER, *IMAGES, "hypothesis>=6.100", "moto[server]>=5"],
         ["dask", "distributed", "ddp-core", "ddp-results"],
     ),
-    "ddp-results": (S3_SERVER, ["torch", "ddp-core", "ddp-s3data"]),
+    "ddp-results": ([*S3_SERVER, "hypothesis>=6.100"], ["torch", "ddp-core", "ddp-s3data"]),
 }
 
 
