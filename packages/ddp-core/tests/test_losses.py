@@ -338,6 +338,7 @@ def _workers_to_close(dask_scheduler: Any) -> list[str]:
     return list(dask_scheduler.workers_to_close(n=2))
 
 
+@pytest.mark.timeout(300)
 def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> None:
     """With a fixed worker port the restarted worker has the address that the task is pinned to."""
     with cluster_with_fixed_ports() as (client, start):
