@@ -35,6 +35,18 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 @pytest.fixture
+def fresh() -> Iterator[Client]:
+    """A client of a cluster of its own, whose workers may be killed."""
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
 def fast() -> LaunchOptions:
     return LaunchOptions(grace_s=2, rendezvous_timeout_s=40)
 

@@ -33,20 +33,9 @@ from ddp_core import (
     run,
 )
 
-pytestmark = [pytest.mark.xdist_group("losses"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(240)]
 
 FAST = LaunchOptions(grace_s=2)
-
-
-@pytest.fixture
-def fresh() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
 
 
 def train(folder: str, steps: int = 10**9) -> int:
@@ -190,14 +179,16 @@ def hold_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).sleep(int(seconds))
 
 
+def holder(folder: str) -> None:
+    """Look like a training rank, and hold the GIL."""
+    Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+    Path(folder, f"step-{dist.get_rank()}").touch()
+    hold_the_gil(1000)
+
+
 def test_a_rank_that_holds_the_gil_costs_the_worker_nothing_and_can_be_stopped(
     fresh: Client, tmp_path: Path
 ) -> None:
-    def holder(folder: str) -> None:
-        Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
-        Path(folder, f"step-{dist.get_rank()}").touch()
-        hold_the_gil(1000)
-
     job = launch(fresh, holder, args=(str(tmp_path),), options=FAST)
     pids = wait_for_training(tmp_path)
     workers = worker_pids(fresh)
@@ -209,11 +200,6 @@ def test_a_rank_that_holds_the_gil_costs_the_worker_nothing_and_can_be_stopped(
 
 
 def test_ranks_that_hold_the_gil_die_with_their_worker(fresh: Client, tmp_path: Path) -> None:
-    def holder(folder: str) -> None:
-        Path(folder, f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
-        Path(folder, f"step-{dist.get_rank()}").touch()
-        hold_the_gil(1000)
-
     job = launch(fresh, holder, args=(str(tmp_path),), options=FAST)
     pids = wait_for_training(tmp_path)
     kill_worker(fresh, job, 1)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from ddp_core import LaunchOptions, RankFailedError, WorkerLostError, current_rank, launch
 
-pytestmark = [pytest.mark.xdist_group("losses"), pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def fresh() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(240)]
 
 
 def train(folder: str, kill_at: int | None, worker_pids: dict[str, int]) -> tuple[Any, int]:
