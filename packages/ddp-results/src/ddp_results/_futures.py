@@ -27,7 +27,6 @@ class FutureWatch:
         self._pending = list(found)
         self.total = len(self._pending)
         self.first_failure: BaseException | None = None
-        self.n_failed = 0
         for future in self._pending:
             if not callable(getattr(future, "done", None)):
                 raise TypeError(
@@ -52,7 +51,6 @@ class FutureWatch:
             return []
         self._pending = [future for future in self._pending if future not in done]
         failures = [error for error in map(_failure, done) if error is not None]
-        self.n_failed += len(failures)
         if failures and self.first_failure is None:
             self.first_failure = self._root_cause(failures)
         return failures

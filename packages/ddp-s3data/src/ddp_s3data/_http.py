@@ -254,7 +254,6 @@ class Pool:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self.opened = 0
 
     async def request(self, head: bytes) -> Answer:
         """Send on an idle connection or a new one; return status, headers, body.
@@ -313,7 +312,6 @@ class Pool:
             raise FaultError("name", f"no address for {self._host!r}: {error.strerror}") from error
         except OSError as error:
             raise FaultError("connect", f"{self._host}:{self._port}: {error}") from error
-        self.opened += 1
         return connection
 
     def _sweep(self) -> None:
