@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ def fail(client: Client, folder: Path, event: Any, fast: LaunchOptions, rank: in
         job.result(60)
     assert_down(folder, time.time())
     assert job.state == "failed"
+    assert not [line for line in caught.value.others if re.match(r"rank (\d+): rank \1 ", line)]
     return caught.value
 
 
@@ -174,6 +176,23 @@ def test_a_rank_blocked_in_a_collective_still_runs_its_exit_functions(
     with pytest.raises(RankFailedError, match="boom"):
         launch(client, train, args=(str(tmp_path),), options=fast).result(60)
     assert {p.name for p in tmp_path.glob("left-*")} == {"left-0", "left-1"}
+
+
+def test_a_rank_that_does_not_exit_is_told_from_one_that_has_left(
+    client: Client, tmp_path: Path
+) -> None:
+    def train(path: str) -> None:
+        import threading
+
+        if dist.get_rank() == 1:
+            threading.Thread(target=wait_until, args=(Path(path).exists, 60)).start()
+
+    path = tmp_path / "over"
+    job = launch(client, train, args=(str(path),))
+    wait_until(lambda: job._states == {0: "left", 1: "returned"}, 60, lambda: job._states)
+    assert not job._outcome.done()
+    path.touch()
+    job.result(60)
 
 
 def test_grandchildren_go_with_their_rank(

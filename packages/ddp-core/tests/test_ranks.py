@@ -6,6 +6,7 @@ from ddp_core._ranks import (
     WorkerInfo,
     choose_workers,
     device_indices,
+    host_port,
     natural,
     plan_ranks,
     workers_of,
@@ -97,3 +98,8 @@ def test_several_ranks_of_a_rotated_worker_take_its_devices_in_turn() -> None:
 
 def test_natural_order_counts() -> None:
     assert sorted(["w10", "w9", "w1"], key=natural) == ["w1", "w9", "w10"]
+
+
+def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+    assert host_port("::1", 80) == "[::1]:80"
+    assert host_port("10.0.0.1", 80) == host_port("10.0.0.1", "80") == "10.0.0.1:80"

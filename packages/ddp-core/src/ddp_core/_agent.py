@@ -260,6 +260,7 @@ class Agent:
                 logger.warning("%s ended with %s after it had returned", self._place(rank), code)
         elif process.raised is None and not self._is_stopping():
             self._fail(exited(self._place(rank), code, process.last_words), rank)
+        self._post({rank: {"state": "left"}})
 
     def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:
         first = self.spec.ranks[0]

@@ -15,8 +15,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import deque
+from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -90,6 +93,10 @@ class Job:
     def holds(self) -> bool:
         """Whether the job has been granted its workers and not yet left them."""
         return self.state in ("starting", "running", "stopping")
+
+    def have_returned(self, ranks: Iterable[int]) -> bool:
+        """Whether the function has returned in all of these ranks."""
+        return set(ranks) <= set(self.returned)
 
     def touch(self, *, phase: bool = False) -> None:
         """Wake everyone who waits for news; agents only care for a new phase."""
@@ -261,7 +268,7 @@ class Coordinator(SchedulerPlugin):
             job.address = address
         for rank, news in ranks:
             job.ranks[rank].update(news)
-            if news.get("state") == "returned":
+            if news.get("state") == "returned" and rank not in job.returned:
                 job.returned.append(rank)
         job.touch()
         self._advance(job)
@@ -336,7 +343,7 @@ class Coordinator(SchedulerPlugin):
         agent = next(a for a in job.agents if a.key == key)
         if not agent.joined:
             agent.gone = True
-        if not all(job.ranks[r]["state"] == "returned" for r in agent.ranks):
+        if not job.have_returned(agent.ranks):
             self._fail(job, {"kind": "cancelled", "text": "a future of it was cancelled"})
         self._maybe_end(job)
 
@@ -362,16 +369,16 @@ class Coordinator(SchedulerPlugin):
             taken |= job.workers
 
     def _advance(self, job: Job) -> None:
-        states = [r["state"] for r in job.ranks.values()]
+        here = {r for r, news in job.ranks.items() if news["state"] == "running"}
         if job.state == "starting" and not job.go and job.address and "device" in _common(job):
             job.go = True
             cuda = all(str(r["device"]).startswith("cuda") for r in job.ranks.values())
             job.backend = "nccl" if cuda else "gloo"
             job.touch(phase=True)
-        if job.state == "starting" and all(s in ("running", "returned") for s in states):
+        if job.state == "starting" and len(here.union(job.returned)) == len(job.ranks):
             job.state = "running"
             job.touch(phase=True)
-        if job.state in ("starting", "running") and all(s == "returned" for s in states):
+        if job.state in ("starting", "running") and job.have_returned(job.ranks):
             job.state = "stopping"
             job.touch(phase=True)
 
@@ -446,10 +453,18 @@ class Coordinator(SchedulerPlugin):
                 agent.heard = max(agent.heard, now)
 
 
+def travels() -> list[ModuleType]:
+    """The modules that go to the scheduler by value with a ``Coordinator``."""
+    return [sys.modules[__name__]]
+
+
 def _common(job: Job) -> set[str]:
     return set.intersection(*(set(r) for r in job.ranks.values()))
 
 
 def _line(failure: dict[str, Any]) -> str:
-    rank = failure.get("rank")
-    return f"{'job' if rank is None else f'rank {rank}'}: {failure['text']}"[:500]
+    """One line about a failure; most texts already begin with the rank."""
+    rank, text = failure.get("rank"), str(failure["text"])
+    if rank is None:
+        return f"job: {text}"[:500]
+    return (text if text.startswith(f"rank {rank} ") else f"rank {rank}: {text}")[:500]

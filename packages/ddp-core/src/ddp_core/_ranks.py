@@ -58,6 +58,11 @@ def host_of(address: str) -> str:
     return urlsplit(address).hostname or address
 
 
+def host_port(host: str, port: int | str) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def choose_workers(
     workers: Sequence[WorkerInfo], wanted: Sequence[str | int] | None
 ) -> list[WorkerInfo]:
