@@ -30,12 +30,11 @@ class _Shipped(SchedulerPlugin):
     idempotent = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with _by_value:
-            cloudpickle.register_pickle_by_value(_coordinator)
-            try:
-                return cloudpickle.loads, (cloudpickle.dumps(_coordinator.Coordinator()),)
-            finally:
-                cloudpickle.unregister_pickle_by_value(_coordinator)
+        with _by_value, contextlib.ExitStack() as stack:
+            for module in _coordinator.travels():
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+            return cloudpickle.loads, (cloudpickle.dumps(_coordinator.Coordinator()),)
 
 
 def install_coordinator(client: Client) -> None:
