@@ -89,7 +89,7 @@ class Display:
         waiting = self._delivery.waiting_for
         return (
             f"results {self._key}: {total} records of {len(streams)} processes, {rate:.0f}/s"
-            f"{step}{loss}; {self._watch.n_pending} of {self._watch.total} ranks run"
+            f"{step}{loss}; {self._watch.words}"
             + (f"; waiting for {waiting}" if waiting else self._finishing())
         )
 

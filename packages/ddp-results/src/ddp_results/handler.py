@@ -92,7 +92,8 @@ class DaskResultsHandler(SubmittingHandler):
         Args:
             prefix: a folder (results become `prefix/<path>`), `s3://bucket/prefix` or a sink;
                 None for only the `sink` of the constructor.
-            futures: the futures of the ranks, or a job that has `futures`.
+            futures: the futures of the ranks, or the job of `ddp_core.launch`, which is followed
+                through its restarts.
             raise_errors: whether the first failure of a rank is raised. Everything submitted
                 before it is stored first. If not, failures are logged and the other ranks go on.
 
