@@ -235,3 +235,29 @@ def test_a_scheduler_that_stands_still_does_not_cost_the_job(tmp_path: Path) -> 
         own.run_on_scheduler(lambda: time.sleep(18))  # longer than SILENCE_S
         (tmp_path / "over").touch()
         assert job.result(90) == ["trained"] * 2
+
+
+@pytest.mark.timeout(180)
+def test_a_task_that_holds_the_interpreter_does_not_cost_the_job(tmp_path: Path) -> None:
+    """A worker whose Python stands still says nothing, but its host answers."""
+    from distributed import LocalCluster
+
+    def train() -> str:
+        Path(tmp_path, str(dist.get_rank())).touch()
+        wait_until((tmp_path / "over").exists, 120)
+        return "trained"
+
+    def hold(seconds: int) -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(seconds)
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        job = launch(own, train)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 90)
+        own.submit(hold, 18, pure=False).result(90)  # longer than SILENCE_S and a knock
+        (tmp_path / "over").touch()
+        assert job.result(90) == ["trained"] * 2

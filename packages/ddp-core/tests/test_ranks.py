@@ -72,6 +72,7 @@ def test_workers_that_are_not_running_get_no_rank() -> None:
     }
     found = workers_of(info, busy=["tcp://a:1"])
     assert [(w.host, w.name, w.busy) for w in found] == [("a", "0", True), ("::1", "2", False)]
+    assert [w.name for w in workers_of(info, gone=["tcp://a:1"])] == ["2"]
 
 
 def test_workers_are_chosen_by_address_name_or_host() -> None:

@@ -2,7 +2,7 @@
 
 The scheduler is the one place that sees every job, every worker and every client, and sees at once
 when one of them goes. This module is sent there by value, so the scheduler need not have ddp_core
-installed; it must import nothing of this package.
+installed; of this package it may import only what ``travels`` with it.
 
 A job waits until a task of it (an agent) runs on each of its workers. Then it is granted its
 workers, unless another job holds one of them. Agents of different jobs reach every worker in the
@@ -14,118 +14,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import heartbeat_interval
+
+from ddp_core._gang import Agent, Job
+from ddp_core._knock import Knocker
 
 PROTOCOL = 1
 HANDLER = f"ddp_core_{PROTOCOL}"
-logger = logging.getLogger("ddp_core.coordinator")
 
 # A rank whose peer has gone reports an error of the connection, often before the peer's own
 # failure arrives. Such a report waits this long for a better cause.
 SETTLE_S = 1.0
-# An agent that has not been heard of for so long is lost: its host vanished without a word.
-SILENCE_S = 14.0
+# After so long without a word from an agent its worker is knocked at: lost when nobody answers,
+# else kept for longer, since another task there may hold the interpreter's lock.
+SILENCE_S = 12.0
+MUTE_S = 300.0
+LOOK_S = 0.5
 POLL_S = 3.0
 # When the scheduler's own loop was late by so much, silence says nothing about the agents.
 STOOD_STILL_S = 2.0
-_SILENT = (
-    "its host vanished, or another task on it held the interpreter's lock for so long: give ranks "
-    "workers of one thread, or keep other tasks off them"
-)
-# Lines that wait for a slow client; older ones are dropped, and counted.
-LOG_LINES = 2000
+# A worker that has missed so many heartbeats is knocked at before it gets a rank.
+MISSED_BEATS = 4
 WEAK = ("comm", "aborted")
-
-
-class Agent:
-    """One task of a job, on one worker, with one or more ranks."""
-
-    def __init__(self, worker: str, host: str, key: str, ranks: list[int]) -> None:
-        self.worker = worker
-        self.host = host
-        self.key = key
-        self.ranks = ranks
-        self.joined = False
-        self.gone = False
-        self.heard = 0.0
-        self.visible: str | None = None
-
-
-class Job:
-    """One attempt of a job. ``state``: waiting, starting, running, stopping, ended."""
-
-    def __init__(self, job: str, attempt: int, client: str, name: str, agents: list[Agent]) -> None:
-        self.id = f"{job}/{attempt}"
-        self.client = client
-        self.name = name
-        self.agents = agents
-        self.ranks = {r: {"state": "queued"} for a in agents for r in a.ranks}
-        self.state = "waiting"
-        self.joined_at: float | None = None
-        self.address: list[Any] | None = None
-        self.go = False
-        self.want_stacks = False
-        self.backend: str | None = None
-        self.cause: dict[str, Any] | None = None
-        self.others: list[str] = []
-        self.returned: list[int] = []
-        self.lines: deque[list[Any]] = deque(maxlen=LOG_LINES)
-        self.n_lines = 0
-        self.orphan = False
-        self.version = 0
-        self.phase = 0
-        self.changed = asyncio.Event()
-
-    @property
-    def workers(self) -> set[str]:
-        """Addresses of the workers that the job needs or holds."""
-        return {a.worker for a in self.agents}
-
-    @property
-    def holds(self) -> bool:
-        """Whether the job has been granted its workers and not yet left them."""
-        return self.state in ("starting", "running", "stopping")
-
-    def have_returned(self, ranks: Iterable[int]) -> bool:
-        """Whether the function has returned in all of these ranks."""
-        return set(ranks) <= set(self.returned)
-
-    def touch(self, *, phase: bool = False) -> None:
-        """Wake everyone who waits for news; agents only care for a new phase."""
-        self.version += 1
-        self.phase += phase
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def view(self, *, full: bool) -> dict[str, Any]:
-        """What a waiting client (``full``) or agent is told."""
-        shown = {
-            "state": self.state,
-            "version": self.version,
-            "phase": self.phase,
-            "address": self.address,
-            "go": self.go,
-            "want_stacks": self.want_stacks,
-            "backend": self.backend,
-            "cause": self.cause,
-            "others": self.others,
-        }
-        if full:
-            shown["lines"], shown["n_lines"] = list(self.lines), self.n_lines
-            self.lines.clear()
-            shown["ranks"] = [[r, dict(s)] for r, s in self.ranks.items()]
-            shown["missing"] = [a.worker for a in self.agents if not a.joined]
-        elif self.holds:
-            shown["visible"] = [[r, a.host, a.visible] for a in self.agents for r in a.ranks]
-        return shown
 
 
 class Coordinator(SchedulerPlugin):
@@ -139,6 +55,8 @@ class Coordinator(SchedulerPlugin):
         self.keys: dict[str, str] = {}
         self.scheduler: Any = None
         self.beat: Any = None
+        self.knocker = Knocker()
+        self.awake = 0.0
 
     async def start(self, scheduler: Any) -> None:
         """Install the one handler through which clients and agents talk."""
@@ -146,9 +64,10 @@ class Coordinator(SchedulerPlugin):
         scheduler.handlers[HANDLER] = self.handle
 
     async def close(self) -> None:
-        """Stop the heartbeat's check."""
+        """Stop looking for silent workers."""
         if self.beat is not None:
             self.beat.cancel()
+        self.knocker.close()
 
     async def handle(self, verb: str, **given: Any) -> Any:
         """Dispatch one call from a client or an agent."""
@@ -170,13 +89,18 @@ class Coordinator(SchedulerPlugin):
                 self._lose(record, agent, "it left before the job was submitted")
         if self.beat is None or self.beat.done():
             self.beat = asyncio.create_task(self._watch_silence(), name="ddp-core-silence")
-        return record.view(full=True)
+        return self._full(record)
 
-    def op_busy(self) -> list[str]:
-        """The workers that jobs hold or wait for."""
-        return sorted(
-            {w for job in self.jobs.values() if job.state != "ended" for w in job.workers}
-        )
+    async def op_survey(self) -> dict[str, list[str]]:
+        """The workers that jobs hold or wait for, and those whose host does not answer."""
+        jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        bound = MISSED_BEATS * heartbeat_interval(len(self.scheduler.workers))
+        late = [w for w in self.scheduler.workers if self._unheard_s(w) > bound]
+        answers = await asyncio.gather(*map(self.knocker.knock, late))
+        return {
+            "busy": sorted(set().union(*(job.workers for job in jobs))),
+            "gone": [worker for worker, why in zip(late, answers, strict=True) if why],
+        }
 
     def op_stop(self, job_attempt: str, failure: dict[str, Any]) -> None:
         """End the attempt for a reason that the client found: cancelled, too late, stalled."""
@@ -314,7 +238,7 @@ class Coordinator(SchedulerPlugin):
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.changed.wait(), left)
-        return job.view(full=agent is None)
+        return job.view(full=False) if agent is not None else self._full(job)
 
     # What the scheduler sees
 
@@ -344,7 +268,7 @@ class Coordinator(SchedulerPlugin):
         if not agent.joined:
             agent.gone = True
         if not job.have_returned(agent.ranks):
-            self._fail(job, {"kind": "cancelled", "text": "a future of it was cancelled"})
+            self._fail(job, {"kind": "cancelled", "text": "its futures were cancelled or dropped"})
         self._maybe_end(job)
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:  # noqa: ARG002
@@ -353,6 +277,9 @@ class Coordinator(SchedulerPlugin):
         return [w for w in workers if w.address not in held]
 
     # How a job moves on
+
+    def _full(self, job: Job) -> dict[str, Any]:
+        return {**job.view(full=True), "silent": self._mute(job)}
 
     def _grant(self) -> None:
         """Give workers to the jobs that are complete, in the order in which they became so."""
@@ -435,27 +362,57 @@ class Coordinator(SchedulerPlugin):
         """Lose agents that stopped talking. Ends when there are no jobs."""
         before = time.monotonic()
         while self.jobs:
-            await asyncio.sleep(1)
+            await asyncio.sleep(LOOK_S)
             now = time.monotonic()
-            stood_still, before = now - before > 1 + STOOD_STILL_S, now
-            if stood_still:
+            if now - before > LOOK_S + STOOD_STILL_S:
                 # This loop was blocked: what the agents said meanwhile is still unread.
-                self._renew(now)
+                self.awake = now
+            before = now
             for job in list(self.jobs.values()):
                 for agent in job.agents:
-                    silent = agent.joined and not agent.gone and now - agent.heard > SILENCE_S
-                    if silent and job.state != "ended":
-                        self._lose(job, agent, f"no word from it for {SILENCE_S:.0f} s; {_SILENT}")
+                    if not agent.gone and job.state != "ended":
+                        self._listen(job, agent)
 
-    def _renew(self, now: float) -> None:
-        for job in self.jobs.values():
-            for agent in job.agents:
-                agent.heard = max(agent.heard, now)
+    def _listen(self, job: Job, agent: Agent) -> None:
+        """Lose an agent that is silent and whose worker must be gone."""
+        silent_s = self._silent_s(agent)
+        if silent_s < SILENCE_S:
+            agent.answers = False
+            return
+        knock = self.knocker.knock(agent.worker)
+        if not knock.done():
+            return
+        why, agent.answers = knock.result(), not knock.result()
+        if not why and agent.joined and silent_s > MUTE_S:
+            why = "another task may have held the interpreter's lock all this time"
+        if why:
+            self._lose(job, agent, f"no word from it for {silent_s:.0f} s, {why}")
+
+    def _silent_s(self, agent: Agent) -> float:
+        """How long an agent, or the worker that has not yet begun to run it, has said nothing."""
+        if not agent.joined:
+            return self._unheard_s(agent.worker)
+        return time.monotonic() - max(agent.heard, self.awake)
+
+    def _unheard_s(self, worker: str) -> float:
+        """How long a worker has sent no heartbeat to the scheduler."""
+        state = self.scheduler.workers.get(worker)
+        unheard_s = 0.0 if state is None else time.time() - state.last_seen
+        return min(unheard_s, time.monotonic() - self.awake)
+
+    def _mute(self, job: Job) -> list[str]:
+        """What the owner of a job should know of its silent workers."""
+        return [
+            f"worker {a.worker} has said nothing for {self._silent_s(a):.0f} s, but its host "
+            "answers: another task may hold the interpreter's lock"
+            for a in job.agents
+            if a.answers and not a.gone
+        ]
 
 
 def travels() -> list[ModuleType]:
     """The modules that go to the scheduler by value with a ``Coordinator``."""
-    return [sys.modules[__name__]]
+    return [sys.modules[name] for name in (__name__, Knocker.__module__, Job.__module__)]
 
 
 def _common(job: Job) -> set[str]:
