@@ -7,6 +7,8 @@ scheduler to `process_results` on the client, which puts them into order, gives 
 not acknowledged and sends it again. A *run* is what a sink holds in the end; `open_run` reads it.
 """
 
+from importlib import import_module
+
 from ddp_results.errors import (
     BackPressureError,
     ChannelLostError,
@@ -38,6 +40,7 @@ __all__ = [
     "Delivered",
     "FlushTimeoutError",
     "LocalSink",
+    "MLflowSink",
     "MemorySink",
     "MetricError",
     "MissingRecordsError",
@@ -52,15 +55,17 @@ __all__ = [
     "SinkError",
     "SinkUnavailableError",
     "TeeSink",
+    "TensorBoardSink",
     "open_run",
     "open_sink",
 ]
 
 
+_WITH_EXTRAS = {"S3Sink": "s3", "TensorBoardSink": "tensorboard", "MLflowSink": "mlflow"}
+
+
 def __getattr__(name: str) -> object:
     """Import what needs an extra only when it is asked for."""
-    if name == "S3Sink":
-        from ddp_results.sinks.s3 import S3Sink
-
-        return S3Sink
+    if name in _WITH_EXTRAS:
+        return getattr(import_module(f"ddp_results.sinks.{_WITH_EXTRAS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

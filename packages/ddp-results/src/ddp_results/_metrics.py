@@ -128,3 +128,11 @@ def from_json(value: Any) -> Scalar:
         return float(value["$float"])
     plain: Scalar = value
     return plain
+
+
+def as_float(value: float) -> float:
+    """Return a number as a float; infinity for an integer beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, 1 if value > 0 else -1)

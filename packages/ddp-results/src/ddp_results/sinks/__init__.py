@@ -4,6 +4,8 @@ A *sink* stores named results and metrics; `Sink` is the contract, `ddp_results.
 checks an implementation. `open_sink` finds one for an address.
 """
 
+from importlib import import_module
+
 from ddp_results.sinks.base import BufferedWriter, Point, ReadableSink, Sink, Source, Writer
 from ddp_results.sinks.local import LocalSink
 from ddp_results.sinks.memory import MemorySink
@@ -13,6 +15,7 @@ from ddp_results.sinks.tee import TeeSink
 __all__ = [
     "BufferedWriter",
     "LocalSink",
+    "MLflowSink",
     "MemorySink",
     "Point",
     "ReadableSink",
@@ -20,15 +23,17 @@ __all__ = [
     "Sink",
     "Source",
     "TeeSink",
+    "TensorBoardSink",
     "Writer",
     "open_sink",
 ]
 
 
+_WITH_EXTRAS = {"S3Sink": "s3", "TensorBoardSink": "tensorboard", "MLflowSink": "mlflow"}
+
+
 def __getattr__(name: str) -> object:
     """Import what needs an extra only when it is asked for."""
-    if name == "S3Sink":
-        from ddp_results.sinks.s3 import S3Sink
-
-        return S3Sink
+    if name in _WITH_EXTRAS:
+        return getattr(import_module(f"ddp_results.sinks.{_WITH_EXTRAS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

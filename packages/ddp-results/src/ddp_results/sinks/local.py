@@ -66,7 +66,7 @@ class LocalSink(ReadableSink):
 
     def write(self, path: str, data: bytes) -> None:
         """Store a result atomically."""
-        with self._errors(path):
+        with self.errors(path):
             writer = _FileWriter(self, self._place(path), path)
             try:
                 writer.append(data)
@@ -77,13 +77,13 @@ class LocalSink(ReadableSink):
     def writer(self, path: str, size_bytes: int) -> Writer:
         """Return a writer into a temporary file."""
         del size_bytes  # the file grows as it comes
-        with self._errors(path):
+        with self.errors(path):
             return _FileWriter(self, self._place(path), path)
 
     def append(self, source: Source, points: Sequence[Point]) -> None:
         """Append metrics to the file of their source."""
         path = metrics_name(source)
-        with self._errors(path):
+        with self.errors(path):
             file, last = self._metrics.get(source.uid) or self._open_metrics(source)
             self._metrics[source.uid] = (file, max(last, last_seq(points)))
             new = [point for point in points if point.seq > last]
@@ -96,7 +96,7 @@ class LocalSink(ReadableSink):
 
     def delete(self, path: str) -> None:
         """Remove a file, and the directories that this leaves empty."""
-        with self._errors(path):
+        with self.errors(path):
             target = self._place(path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(target)
@@ -111,7 +111,7 @@ class LocalSink(ReadableSink):
         """Make what was written durable, in the sense of `fsync=`."""
         if not self._fsync:
             return
-        with self._errors("flush"):
+        with self.errors("flush"):
             for file, _ in self._metrics.values():
                 os.fsync(file.fileno())
             for target in self._unconfirmed:
@@ -198,7 +198,8 @@ class LocalSink(ReadableSink):
         return file, 0
 
     @contextlib.contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def errors(self, path: str) -> Iterator[None]:
+        """Raise what the disk says about `path` in our words."""
         try:
             yield
         except OSError as error:
@@ -230,14 +231,14 @@ class _FileWriter(Writer):
         """Add a piece; after a failure the same piece may be given again."""
         if self._file is None:
             raise SinkError("writing to a result that has been stored or given up")
-        with self._sink._errors(self._path):
+        with self._sink.errors(self._path):
             self._file.seek(self._written)
             _write_whole(self._file, data)
             self._written += len(data)
 
     def commit(self) -> None:
         """Confirm the data, then rename it into place."""
-        with self._sink._errors(self._path):
+        with self._sink.errors(self._path):
             self.publish(confirm=True)
 
     def publish(self, *, confirm: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -12,13 +13,20 @@ from ddp_results.sinks.local import LocalSink
 
 ENTRY_POINTS = "ddp_results.sinks"
 
+_OWN = {
+    "s3": ("ddp_results.sinks.s3", "S3Sink"),
+    "tensorboard": ("ddp_results.sinks.tensorboard", "TensorBoardSink"),
+    "mlflow": ("ddp_results.sinks.mlflow", "MLflowSink"),
+}
+
 Target = str | os.PathLike[str] | Sink
 
 
 def open_sink(target: Target, **options: Any) -> Sink:
     """Return the sink for an address; it is checked when it is first used, or by `open()`.
 
-    `s3://bucket/prefix` is an `S3Sink`, `scheme://…` a sink that another package has registered
+    `s3://bucket/prefix` is an `S3Sink`, `tensorboard://folder` a `TensorBoardSink`,
+    `mlflow://experiment` an `MLflowSink`, `scheme://…` a sink that another package has registered
     as entry point `scheme` of the group `ddp_results.sinks` (a callable of the address and the
     options), everything else a folder. A sink is returned as it is.
 
@@ -31,10 +39,10 @@ def open_sink(target: Target, **options: Any) -> Sink:
     scheme, separator, _ = address.partition("://")
     if not separator:
         return LocalSink(address, **options)
-    if scheme == "s3":
-        from ddp_results.sinks.s3 import S3Sink  # aiobotocore is an extra
-
-        return S3Sink(address, **options)
+    if scheme in _OWN:
+        module, name = _OWN[scheme]  # imported when asked for: they need extras
+        own: Sink = getattr(import_module(module), name)(address, **options)
+        return own
     for entry in entry_points(group=ENTRY_POINTS, name=scheme):
         sink: Sink = entry.load()(address, **options)
         return sink
