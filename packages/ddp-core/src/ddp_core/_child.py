@@ -24,6 +24,12 @@ from typing import Any
 
 MESSAGE_CHARS = 4000
 TRACEBACK_CHARS = 200_000
+_GROUP_EXISTS = (
+    "ddp_core makes the process group before it calls the function; for code that makes it "
+    "itself, launch with LaunchOptions(init_process_group=False)"
+)
+
+_exiting = threading.Lock()
 
 
 class Link:
@@ -125,6 +131,8 @@ def _run(spec: dict[str, Any], link: Link) -> int:
         if os.getpid() != pid:
             traceback.print_exception(exc)
         _leave_copy(pid, 1)
+        if spec["init_process_group"] and "process group twice" in _one_line(exc):
+            exc.add_note(_GROUP_EXISTS)
         _report(spec["outbox"], exc, link)
         return 1
     return 0
@@ -288,9 +296,15 @@ def _leave(code: int) -> None:
     """
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    _run_exit_functions()
     _flush()
     os._exit(code)
+
+
+def _run_exit_functions() -> None:
+    """Run them once, though the agent may ask a rank to stop that is just leaving."""
+    with _exiting:
+        atexit._run_exitfuncs()
 
 
 def _leave_now(grace_s: float) -> None:
@@ -302,7 +316,7 @@ def _leave_now(grace_s: float) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.main_thread().join(grace_s / 2)
     with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+        _run_exit_functions()
     _flush()
     _kill_group()
 

@@ -312,10 +312,8 @@ class Coordinator(SchedulerPlugin):
     def _lose(self, job: Job, agent: Agent, how: str) -> None:
         agent.gone = True
         text = f"worker {agent.worker} is lost: {how}"
-        self._fail(
-            job,
-            {"kind": "worker-lost", "rank": agent.ranks[0], "worker": agent.worker, "text": text},
-        )
+        where = {"rank": agent.ranks[0], "host": agent.host, "worker": agent.worker}
+        self._fail(job, {"kind": "worker-lost", **where, "text": text})
         self._maybe_end(job)
 
     def _fail(self, job: Job, failure: dict[str, Any]) -> None:
