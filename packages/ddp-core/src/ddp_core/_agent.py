@@ -175,7 +175,8 @@ class Agent:
     def _send_logs(self, lines: list[tuple[int, str]]) -> None:
         match self.spec.options.logs:
             case "worker":
-                sys.stderr.write("".join(f"[rank {r}] {text.rstrip("\r")}\n" for r, text in lines))
+                texts = [(rank, line.rstrip("\r")) for rank, line in lines]
+                sys.stderr.write("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
             case "stderr" | "logger":
                 self.bridge.tell("log", lines=lines)
 
