@@ -30,6 +30,8 @@ class Counters:
     latency: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     # by the thread that reads
     samples: int = 0
+    cached: int = 0
+    """Objects that came from the disk cache, without a request."""
     replaced: int = 0
     wait_s: float = 0.0
     decode_s: float = 0.0
@@ -53,7 +55,7 @@ class Counters:
 
 _PLAIN = (
     *("requests", "objects", "bytes", "hedges", "wasted", "changed"),
-    *("samples", "replaced", "wait_s", "decode_s", "depth"),
+    *("samples", "cached", "replaced", "wait_s", "decode_s", "depth"),
 )
 CAUSES = tuple(RULES)
 WIDTH = len(_PLAIN) + len(CAUSES) + _BUCKETS
