@@ -16,7 +16,8 @@ from typing import Any
 
 from distributed import get_worker
 
-from ddp_core._coordinator import HANDLER, POLL_S, STOOD_STILL_S
+from ddp_core._coordinator import HANDLER, POLL_S
+from ddp_core._silence import STOOD_STILL_S
 
 logger = logging.getLogger("ddp_core.agent")
 

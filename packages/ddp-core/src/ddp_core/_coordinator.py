@@ -20,10 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.scheduler import heartbeat_interval
 
 from ddp_core._gang import Agent, Job
-from ddp_core._knock import Knocker
+from ddp_core._silence import Silence
 
 PROTOCOL = 1
 HANDLER = f"ddp_core_{PROTOCOL}"
@@ -31,16 +30,9 @@ HANDLER = f"ddp_core_{PROTOCOL}"
 # A rank whose peer has gone reports an error of the connection, often before the peer's own
 # failure arrives. Such a report waits this long for a better cause.
 SETTLE_S = 1.0
-# After so long without a word from an agent its worker is knocked at: lost when nobody answers,
-# else kept for longer, since another task there may hold the interpreter's lock.
-SILENCE_S = 12.0
-MUTE_S = 300.0
-LOOK_S = 0.5
 POLL_S = 3.0
-# When the scheduler's own loop was late by so much, silence says nothing about the agents.
-STOOD_STILL_S = 2.0
-# A worker that has missed so many heartbeats is knocked at before it gets a rank.
-MISSED_BEATS = 4
+LOOK_S = 0.5
+_WITH_IT = ("ddp_core._gang", "ddp_core._knock", "ddp_core._silence")
 WEAK = ("comm", "aborted")
 
 
@@ -55,19 +47,19 @@ class Coordinator(SchedulerPlugin):
         self.keys: dict[str, str] = {}
         self.scheduler: Any = None
         self.beat: Any = None
-        self.knocker = Knocker()
-        self.awake = 0.0
+        self.silence: Any = None
 
     async def start(self, scheduler: Any) -> None:
         """Install the one handler through which clients and agents talk."""
         self.scheduler = scheduler
+        self.silence = Silence(scheduler)
         scheduler.handlers[HANDLER] = self.handle
 
     async def close(self) -> None:
         """Stop looking for silent workers."""
         if self.beat is not None:
             self.beat.cancel()
-        self.knocker.close()
+        self.silence.close()
 
     async def handle(self, verb: str, **given: Any) -> Any:
         """Dispatch one call from a client or an agent."""
@@ -94,12 +86,9 @@ class Coordinator(SchedulerPlugin):
     async def op_survey(self) -> dict[str, list[str]]:
         """The workers that jobs hold or wait for, and those whose host does not answer."""
         jobs = [job for job in self.jobs.values() if job.state != "ended"]
-        bound = MISSED_BEATS * heartbeat_interval(len(self.scheduler.workers))
-        late = [w for w in self.scheduler.workers if self._unheard_s(w) > bound]
-        answers = await asyncio.gather(*map(self.knocker.knock, late))
         return {
             "busy": sorted(set().union(*(job.workers for job in jobs))),
-            "gone": [worker for worker, why in zip(late, answers, strict=True) if why],
+            "gone": await self.silence.gone(),
         }
 
     def op_stop(self, job_attempt: str, failure: dict[str, Any]) -> None:
@@ -279,7 +268,7 @@ class Coordinator(SchedulerPlugin):
     # How a job moves on
 
     def _full(self, job: Job) -> dict[str, Any]:
-        return {**job.view(full=True), "silent": self._mute(job)}
+        return {**job.view(full=True), "silent": self.silence.told(job)}
 
     def _grant(self) -> None:
         """Give workers to the jobs that are complete, in the order in which they became so."""
@@ -358,59 +347,19 @@ class Coordinator(SchedulerPlugin):
 
     async def _watch_silence(self) -> None:
         """Lose agents that stopped talking. Ends when there are no jobs."""
-        before = time.monotonic()
         while self.jobs:
-            await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
-            if now - before > LOOK_S + STOOD_STILL_S:
-                # This loop was blocked: what the agents said meanwhile is still unread.
-                self.awake = now
-            before = now
+            await self.silence.sleep(LOOK_S)
             for job in list(self.jobs.values()):
                 for agent in job.agents:
-                    if not agent.gone and job.state != "ended":
-                        self._listen(job, agent)
-
-    def _listen(self, job: Job, agent: Agent) -> None:
-        """Lose an agent that is silent and whose worker must be gone."""
-        silent_s = self._silent_s(agent)
-        if silent_s < SILENCE_S:
-            agent.answers = False
-            return
-        knock = self.knocker.knock(agent.worker)
-        if not knock.done():
-            return
-        why, agent.answers = knock.result(), not knock.result()
-        if not why and agent.joined and silent_s > MUTE_S:
-            why = "another task may have held the interpreter's lock all this time"
-        if why:
-            self._lose(job, agent, f"no word from it for {silent_s:.0f} s, {why}")
-
-    def _silent_s(self, agent: Agent) -> float:
-        """How long an agent, or the worker that has not yet begun to run it, has said nothing."""
-        if not agent.joined:
-            return self._unheard_s(agent.worker)
-        return time.monotonic() - max(agent.heard, self.awake)
-
-    def _unheard_s(self, worker: str) -> float:
-        """How long a worker has sent no heartbeat to the scheduler."""
-        state = self.scheduler.workers.get(worker)
-        unheard_s = 0.0 if state is None else time.time() - state.last_seen
-        return min(unheard_s, time.monotonic() - self.awake)
-
-    def _mute(self, job: Job) -> list[str]:
-        """What the owner of a job should know of its silent workers."""
-        return [
-            f"worker {a.worker} has said nothing for {self._silent_s(a):.0f} s, but its host "
-            "answers: another task may hold the interpreter's lock"
-            for a in job.agents
-            if a.answers and not a.gone
-        ]
+                    if agent.gone or job.state == "ended":
+                        continue
+                    if why := self.silence.why_lost(agent):
+                        self._lose(job, agent, why)
 
 
 def travels() -> list[ModuleType]:
     """The modules that go to the scheduler by value with a ``Coordinator``."""
-    return [sys.modules[name] for name in (__name__, Knocker.__module__, Job.__module__)]
+    return [sys.modules[name] for name in (__name__, *_WITH_IT)]
 
 
 def _common(job: Job) -> set[str]:
