@@ -15,7 +15,7 @@ from ddp_results._delivery import Delivery
 from ddp_results._local_channel import LocalChannel
 from ddp_results._payload import result_records
 from ddp_results._sender import Sender
-from ddp_results._wire import unpack_frame
+from ddp_results._wire import Packed, unpack_frame
 from ddp_results.errors import CollectorBusyError, SinkError
 from ddp_results.sinks.memory import MemorySink
 
@@ -25,7 +25,7 @@ class LossyChannel(LocalChannel):
 
     chance = random.Random(1)
 
-    async def drain(self) -> list[bytes]:
+    async def drain(self) -> list[Packed]:
         frames = await super().drain()
         return [] if frames and self.chance.random() < 0.3 else frames
 
@@ -108,7 +108,7 @@ def test_large_result_beyond_the_window_waits_for_the_client(key: str) -> None:
     channel = LocalChannel(key)
     while len(channel._frames) < 46:
         time.sleep(0.01)
-    assert sum(map(len, channel._frames)) < 49 * 2**20
+    assert sum(len(each) for frame in channel._frames for each in frame) < 49 * 2**20
     assert thread.is_alive()
     with Client(key, sink, LocalChannel) as client:
         thread.join(30)
@@ -179,7 +179,7 @@ def test_gap_left_by_a_dead_source_is_reported_and_what_follows_is_stored(key: s
 
 def test_foreign_bytes_in_the_queue_are_passed_over(key: str) -> None:
     sink, channel = MemorySink(), LocalChannel(key)
-    channel._frames += [b"", b"\xc1", b"not ours", b"\x81\xa1v\x63"]
+    channel._frames += [[b""], [b"\xc1"], [b"not ours"], [b"\x81\xa1v\x63"]]
     sender = Sender(key, lambda: LocalChannel(key))
     _submit(sender, "a", b"1")
     with Client(key, sink, LocalChannel) as client:
@@ -253,7 +253,7 @@ class _DyingChannel(LocalChannel):
 
     _dead = False
 
-    async def drain(self) -> list[bytes]:
+    async def drain(self) -> list[Packed]:
         if self._dead:
             raise _DeathError
         frames = await super().drain()

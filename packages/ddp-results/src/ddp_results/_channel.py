@@ -14,12 +14,14 @@ error on the scheduler); a queue holds whatever msgpack can hold, and bytes wrap
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from distributed import rpc
 from distributed.protocol.serialize import to_serialize
 
 from ddp_results._locate import SchedulerAddress
+from ddp_results._wire import Packed
 from ddp_results.errors import ChannelLostError, ChannelResetError
 
 SCHEDULER_BUDGET_BYTES = 192 * 2**20  # what all sources of a run may leave on the scheduler
@@ -38,10 +40,10 @@ class Channel(Protocol):
     async def open(self) -> None:
         """Connect; create what is missing."""
 
-    async def put(self, frame: bytes) -> None:
+    async def put(self, frame: Packed) -> None:
         """Append a frame."""
 
-    async def drain(self) -> list[bytes]:
+    async def drain(self) -> Sequence[Packed]:
         """Take all frames that are there now, oldest first."""
 
     async def read(self, *name: str) -> Any:
@@ -80,21 +82,19 @@ class DaskChannel:
             )
         await self._call("queue_create", name=self._queue, maxsize=0)
 
-    async def put(self, frame: bytes) -> None:
+    async def put(self, frame: Packed) -> None:
         """Append a frame; never waits for room."""
-        wrap = len(frame) >= _WRAP_FROM_BYTES
-        data = to_serialize(frame) if wrap else frame  # type: ignore[no-untyped-call]
         try:
+            data: Any = [_wrapped(each) for each in frame]
             await self._call("queue_put", name=self._queue, data=data, timeout=None)
         except TypeError:  # to_serialize is not documented for queues: a copy always works
-            if not wrap:
-                raise
-            await self._call("queue_put", name=self._queue, data=frame, timeout=None)
+            data = [bytes(each) for each in frame]
+            await self._call("queue_put", name=self._queue, data=data, timeout=None)
 
-    async def drain(self) -> list[bytes]:
+    async def drain(self) -> Sequence[Packed]:
         """Take all frames; never waits for one."""
         rows = await self._call("queue_get", name=self._queue, timeout=None, batch=True)
-        return [bytes(row["value"]) for row in rows if isinstance(row.get("value"), _BYTES)]
+        return [row["value"] for row in rows if _is_packed(row.get("value"))]
 
     async def read(self, *name: str) -> Any:
         """Return a note or a mapping of notes, or None."""
@@ -124,4 +124,15 @@ class DaskChannel:
             ) from error
 
 
-_BYTES = (bytes, bytearray, memoryview)
+def _wrapped(data: bytes | memoryview) -> Any:
+    """Let large data pass through Dask as it is; as a view, for `bytes` are copied on arrival."""
+    return data if len(data) < _WRAP_FROM_BYTES else to_serialize(memoryview(data))  # type: ignore[no-untyped-call]
+
+
+def _is_packed(value: Any) -> bool:
+    """Whether it is a frame with its parts, and not what somebody else has put there."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(each, bytes | memoryview) for each in value)
+    )

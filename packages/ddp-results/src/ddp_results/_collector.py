@@ -19,6 +19,7 @@ from ddp_results._stream import Stream
 from ddp_results._wire import (
     Ack,
     Lease,
+    Packed,
     is_dead_here,
     pack_lease,
     unpack_frame,
@@ -150,7 +151,7 @@ class Collector:
         await self._detach(channel)
 
     async def _cycle(self, channel: Channel) -> int:
-        frames = await channel.drain()
+        frames = list(await channel.drain())
         self._drains += 1
         for data in frames:
             self._feed(data)
@@ -163,7 +164,7 @@ class Collector:
         await self._publish(channel)
         return frame_count
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: Packed) -> None:
         try:
             frame = unpack_frame(data)
         except WireError as error:

@@ -9,13 +9,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ddp_results._paths import check_path
 from ddp_results._record import Kind, Point, Record, Source
 from ddp_results._retention import retain
 from ddp_results.errors import PathError, SinkError
-from ddp_results.sinks.base import Sink, Writer
+from ddp_results.sinks.base import ReadableSink, Sink, Writer
 
 logger = logging.getLogger("ddp_results")
 
@@ -204,10 +204,29 @@ class Delivery:
         if record.kind is Kind.RESULT:
             data = record.fields[1]
             self._each(lambda sink: sink.write(path, data), path, label)
+        elif record.kind is Kind.UPLOAD:
+            self._adopt(progress, *record.fields)
         elif record.kind is Kind.DELETE:
             self._each(lambda sink: sink.delete(path), path, label)
         else:
             self._store_part(progress, number, record)
+
+    def _adopt(self, progress: Progress, path: str, size_bytes: int, upload: list[Any]) -> None:
+        """Make visible what a rank has stored itself, then copy it to the other sinks."""
+        label = progress.source.label
+        home: Sink | None = None
+        for sink in self._alive():
+            if self._attempt(sink, lambda s=sink: s.adopt(path, upload), path, label):  # type: ignore[misc]
+                home = sink
+        others = [sink for sink in self._alive() if sink is not home]
+        if home is None and others:
+            place = f"s3://{upload[0]}/{upload[1]}"
+            text = f"{path!r} waits at {place} as a multipart upload, but no sink is there"
+            self._fail(label, path, SinkError(text))
+        elif isinstance(home, ReadableSink):
+            for sink in others:
+                self._attempt(sink, lambda s=sink: _copy(home, s, path, size_bytes), path, label)  # type: ignore[misc]
+        self._dirty_bytes += size_bytes
 
     def _store_part(self, progress: Progress, number: int, record: Record) -> None:
         path, offset, total, data, checksum = record.fields
@@ -298,6 +317,16 @@ class Delivery:
 
 class _Interrupted(Exception):  # noqa: N818 - control flow within this module
     """The thread is to end while a sink cannot store."""
+
+
+def _copy(home: ReadableSink, sink: Sink, path: str, size_bytes: int) -> None:
+    writer = sink.writer(path, size_bytes)
+    try:
+        for data in home.chunks(path):
+            writer.append(data)
+        writer.commit()
+    finally:
+        writer.abort()
 
 
 def _is_transient(error: Exception) -> bool:

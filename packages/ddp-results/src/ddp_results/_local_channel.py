@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from ddp_results._wire import Packed
+
 
 class LocalChannel:
     """Keeps frames and notes in this process. Every instance with the same key sees the same."""
 
-    _shared: dict[str, tuple[list[bytes], dict[str, Any]]] = {}  # noqa: RUF012 - shared on purpose
+    _shared: dict[str, tuple[list[Packed], dict[str, Any]]] = {}  # noqa: RUF012 - shared on purpose
     _lock = threading.Lock()
 
     def __init__(self, key: str) -> None:
@@ -19,12 +21,12 @@ class LocalChannel:
     async def open(self) -> None:
         """Do nothing: there is nothing to connect to."""
 
-    async def put(self, frame: bytes) -> None:
+    async def put(self, frame: Packed) -> None:
         """Append a frame."""
         with self._lock:
             self._frames.append(frame)
 
-    async def drain(self) -> list[bytes]:
+    async def drain(self) -> list[Packed]:
         """Take all frames."""
         with self._lock:
             frames = self._frames[:]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ddp_results._record import Record
@@ -39,12 +40,15 @@ class Outbox:
         self._offsets_base = 0  # bytes up to and including `durable`
         self._bytes = 0  # bytes up to and including `submitted`
         self._taken_offset = 0  # bytes up to and including `taken`
+        self._held: deque[tuple[int, int]] = deque()  # first and last number of each group
         self._retired = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
-    def add(self, records: Sequence[Record]) -> int:
+    def add(self, records: Sequence[Record], hold: range = range(0)) -> int:
         """Number `records`, keep them, and return the number of the last; never blocks.
+
+        Those at the indices `hold`, and all later ones, are not sent before `release`.
 
         Raises:
             Retired: if `retire` came first.
@@ -55,6 +59,8 @@ class Outbox:
             if self.failure is not None:
                 raise self.failure
             number, offset = self.submitted, self._bytes
+            if hold:
+                self._held.append((number + 1 + hold[0], number + 1 + hold[-1]))
             for record in records:
                 number += 1
                 offset += record.size_bytes + RECORD_OVERHEAD_BYTES
@@ -62,6 +68,36 @@ class Outbox:
             self.submitted, self._bytes = number, offset
             self.has_room = offset - self._taken_offset <= self.window_bytes
             return number
+
+    @property
+    def held(self) -> list[Record]:
+        """The oldest records that are held back."""
+        with self._lock:
+            if not self._held:
+                return []
+            first, last = self._held[0]
+            return [self._records[number][0] for number in range(first, last + 1)]
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether the next record to send is held back."""
+        with self._lock:
+            return bool(self._held) and self._held[0][0] == self.sent + 1
+
+    def release(self, records: Sequence[Record] = ()) -> None:
+        """Let the oldest records that are held back go, replaced by as many others if given."""
+        with self._changed:
+            first, _ = self._held.popleft()
+            for number, record in enumerate(records, first):
+                self._records[number] = (record, 0)
+            offset = self._offset(first - 1)
+            for number in range(first, self.submitted + 1):
+                record, _ = self._records[number]
+                offset += record.size_bytes + RECORD_OVERHEAD_BYTES
+                self._records[number] = (record, offset)
+            self._bytes = offset
+            self._look_for_room()
+            self._changed.notify_all()
 
     @property
     def under_way_bytes(self) -> int:
@@ -110,7 +146,8 @@ class Outbox:
             first = number = self.sent + 1
             start = self._offset(self.sent)
             chosen: list[Record] = []
-            while number <= self.submitted and len(chosen) < max_records:
+            end = self._held[0][0] - 1 if self._held else self.submitted
+            while number <= end and len(chosen) < max_records:
                 record, upto = self._records[number]
                 if chosen and (upto - start > max_bytes or upto > limit):
                     break

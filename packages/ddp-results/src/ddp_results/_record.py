@@ -21,6 +21,7 @@ class Kind(IntEnum):
     DELETE = 3  # [path]: remove a file, for the retention of checkpoints
     MARK = 4  # [number]: everything before this is to be made durable now
     END = 5  # []: the source says no more
+    UPLOAD = 7  # [path, size, [bucket, key, upload id, token, [ETag, …]]]: stored as parts on S3
     RETAIN = 6  # [name, keep_last or nil, metric or nil, "min" or "max"]: tidy up checkpoints
 
 

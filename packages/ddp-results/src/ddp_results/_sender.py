@@ -8,7 +8,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from ddp_results._channel import SCHEDULER_BUDGET_BYTES, Channel
 from ddp_results._outbox import Outbox
@@ -16,12 +18,14 @@ from ddp_results._record import Kind, Record, Source, environment_number
 from ddp_results._wire import (
     Ack,
     Frame,
+    Packed,
     pack_frame,
     pack_held,
     pack_source,
     unpack_held,
 )
 from ddp_results.errors import BackPressureError, ChannelLostError, ChannelResetError, ResultsError
+from ddp_results.sinks.base import Uploader
 
 logger = logging.getLogger("ddp_results")
 
@@ -35,6 +39,8 @@ _IDLE_POLL_S = (0.25, 1.0)  # and while nothing is: a client may ask for a mark
 _CONNECT_TIMEOUT_S = 30.0
 _LOST_TIMEOUT_S = 60.0  # the scheduler may be away for so long
 _STALLED_TIMEOUT_S = 600.0  # nothing taken for so long, with a full window: give up
+_SIGN_OF_LIFE_S = 2.0  # while an upload holds up the records behind it
+_NO_UPLOADS_S = 600.0  # after one that has failed
 _COLLECTOR_SILENT_S = 5.0  # without a sign of life, the client counts as gone
 
 
@@ -54,8 +60,11 @@ class Sender:
         ChannelLostError: if the scheduler cannot be reached.
     """
 
-    def __init__(self, key: str, open_channel: Callable[[], Channel]) -> None:
+    def __init__(
+        self, key: str, open_channel: Callable[[], Channel], uploader: Uploader | None = None
+    ) -> None:
         self._key = key
+        self._uploads = None if uploader is None else _Uploads(uploader)
         self._open_channel = open_channel
         self._source = Source.here()
         self._outbox = Outbox(MAX_WINDOW_BYTES)
@@ -67,6 +76,7 @@ class Sender:
         self._beat = (0.0, -1)  # when the collector last showed life, and its count of drains
         self._suspect: tuple[int, int] | None = None  # number sent, drains when it was noticed
         self._mark = 0
+        self._sent_s = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="ddp-results-sender", daemon=True)
@@ -85,7 +95,7 @@ class Sender:
             BackPressureError: if nothing has been taken for ten minutes.
             ChannelLostError: if the scheduler has gone.
         """
-        self._outbox.add(records)
+        self._outbox.add(records, self._uploads.choose(records) if self._uploads else range(0))
         if self._idle:
             self._wake_up()
         if not self._outbox.has_room and not self._outbox.wait_until(
@@ -135,7 +145,7 @@ class Sender:
             )
         self._stopping = True
         self._wake_up()
-        self._thread.join(2.0)
+        self._thread.join(2.0 if self._uploads is None else 10.0)  # it may have to take parts back
 
     def _wait_delivered(self, timeout_s: float, *, only_sent: bool = False) -> None:
         box = self._outbox
@@ -177,6 +187,8 @@ class Sender:
             self._outbox.fail(error)
         finally:
             self._ready.set()
+            if self._uploads is not None:
+                self._uploads.close()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -235,12 +247,18 @@ class Sender:
     async def _step(self, channel: Channel, poll: _Pace) -> bool:
         """Send one frame or wait for something to do; return whether all is done."""
         box = self._outbox
+        if self._uploads is not None:
+            self._uploads.begin(box, self._wake_up)
         batch = box.next_records(FRAME_BYTES, FRAME_RECORDS)
         if batch is not None:
             first, records = batch
             frame = self._pack(first, records)
             await channel.put(frame)
             poll.hurry(_POLL_S)
+            self._sent_s = time.monotonic()
+        elif box.is_held_up and time.monotonic() - self._sent_s > _SIGN_OF_LIFE_S:
+            await channel.put(self._pack(box.sent + 1, []))
+            self._sent_s = time.monotonic()
         if poll.due:
             changed = self._apply(await channel.read("ack", self._source.uid))
             if not self._collector_lives() and box.under_way_bytes > MIN_WINDOW_BYTES:
@@ -249,11 +267,11 @@ class Sender:
             poll.next(_POLL_S if busy else _IDLE_POLL_S, changed)
             if not busy and (self._closing or self._closed_by_client):
                 return box.retire()
-        if batch is None or len(frame) < FRAME_BYTES // 2:
+        if batch is None or sum(map(len, frame)) < FRAME_BYTES // 2:
             await self._pause(_BATCH_S if batch is not None else poll.wait_s)
         return False
 
-    def _pack(self, first: int, records: list[Record]) -> bytes:
+    def _pack(self, first: int, records: list[Record]) -> Packed:
         """Return a frame; a record that cannot be packed is replaced, for it must not block."""
         frame = Frame(self._key, self._source, self._outbox.durable, first, records)
         try:
@@ -278,7 +296,8 @@ class Sender:
         self._wake.clear()
         self._idle = True
         try:
-            if self._outbox.submitted == self._outbox.sent or not self._outbox.has_room:
+            box = self._outbox
+            if box.submitted == box.sent or not box.has_room or box.is_held_up:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
         except TimeoutError:
@@ -322,6 +341,74 @@ class Sender:
                 logger.debug("resending from %d", ack.received + 1)
                 box.rewind(ack.received)
             self._suspect = None
+
+
+class _Uploads:
+    """Large results that this process stores itself, one at a time; only their place is sent.
+
+    The parts of such a result are held back in the outbox. When it is stored they are replaced by
+    one record that says where, and by empty ones. If it cannot be stored they are let go.
+    """
+
+    def __init__(self, uploader: Uploader) -> None:
+        self._uploader = uploader
+        self._current: Future[Any] | None = None
+        self._not_before = 0.0
+
+    def choose(self, records: Sequence[Record]) -> range:
+        """Return the indices of the parts of a result that is worth an upload."""
+        for index, record in enumerate(records):
+            if record.kind is Kind.PART and record.fields[2] >= self._uploader.from_bytes:
+                if time.monotonic() < self._not_before:
+                    break
+                path = record.fields[0]
+                n_parts = sum(r.kind is Kind.PART and r.fields[0] == path for r in records)
+                return range(index, index + n_parts)
+        return range(0)
+
+    def begin(self, box: Outbox, wake_up: Callable[[], None]) -> None:
+        """Start the next upload unless one is under way."""
+        if self._current is not None and not self._current.done():
+            return
+        held = box.held
+        if not held:
+            return
+        path, _, total, view, _ = held[0].fields
+        try:
+            self._current = self._uploader.start(path, view.obj)
+        except ResultsError as error:
+            self._give_up(path, error)
+            box.release()
+            return
+
+        def end(stored: Future[Any]) -> None:
+            self._current = None
+            if stored.cancelled():
+                return
+            error = stored.exception()
+            if error is None:
+                fields = (path, total, stored.result().row())
+                place = Record(Kind.UPLOAD, held[0].time_s, fields, len(path) + 100)
+                box.release([place, *[_control(Kind.MARK, 0)] * (len(held) - 1)])
+            else:
+                self._give_up(path, error)
+                box.release()
+            wake_up()
+
+        self._current.add_done_callback(end)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._uploader.close()
+
+    def _give_up(self, path: str, error: BaseException) -> None:
+        self._not_before = time.monotonic() + _NO_UPLOADS_S
+        logger.warning(
+            "%s goes through Dask, it cannot be stored from here: %s; so will others for %.0f s",
+            path,
+            error,
+            _NO_UPLOADS_S,
+        )
 
 
 class _Pace:

@@ -44,6 +44,8 @@ class Stream:
         self.heard_s = time.monotonic()
         if frame.confirmed > self.received:  # an earlier client has stored these
             self.received = self.taken = self.durable = frame.confirmed
+        if not frame.records:  # only a sign of life
+            return []
         if frame.first > self.received + 1:
             self._parked[frame.first] = frame
             return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from ddp_results.errors import WireError
 
 VERSION = 1
 _BIG_INTEGER = 1
+_DATA = 3  # of the fields of a PART
+_SIZED = (bytes, memoryview, str, dict)
 _ARITY = {
     Kind.RESULT: 2,
     Kind.METRICS: 2,
@@ -28,6 +30,7 @@ _ARITY = {
     Kind.MARK: 1,
     Kind.END: 0,
     Kind.RETAIN: 4,
+    Kind.UPLOAD: 3,
 }
 
 
@@ -143,8 +146,11 @@ def unpack_held(notes: dict[str, bytes] | None) -> dict[str, int]:
     return {uid: int(_unpack(note)[1]) for uid, note in (notes or {}).items() if note}
 
 
-def pack_frame(frame: Frame) -> bytes:
-    """Return the bytes of a frame."""
+Packed = Sequence[bytes | memoryview]
+
+
+def pack_frame(frame: Frame) -> Packed:
+    """Return the bytes of a frame, and after it the data of the parts in it, not copied."""
     packed: bytes = msgpack.packb(
         {
             "v": VERSION,
@@ -152,20 +158,21 @@ def pack_frame(frame: Frame) -> bytes:
             "src": frame.source.row(),
             "ok": frame.confirmed,
             "first": frame.first,
-            "recs": [[int(r.kind), r.time_s, *r.fields] for r in frame.records],
+            "recs": [_row(record) for record in frame.records],
         },
         default=_big_integer,
     )
-    return packed
+    return [packed, *(r.fields[_DATA] for r in frame.records if r.kind is Kind.PART)]
 
 
-def unpack_frame(data: bytes) -> Frame:
+def unpack_frame(packed: Packed) -> Frame:
     """Read a frame.
 
     Raises:
-        WireError: if `data` is no frame, or of another version.
+        WireError: if `packed` is no frame, or of another version.
     """
-    body = _unpack(data)
+    head, *parts = packed
+    body = _unpack(head)
     if not isinstance(body, dict) or "v" not in body:
         raise WireError(f"not a frame: {body!r:.80}")
     if body["v"] != VERSION:
@@ -174,9 +181,10 @@ def unpack_frame(data: bytes) -> Frame:
             " ddp-results on the client and on the workers"
         )
     try:
-        records = [_record(row) for row in body["recs"]]
+        data = iter(parts)
+        records = [_record(row, data) for row in body["recs"]]
         return Frame(body["run"], Source(*body["src"]), body["ok"], body["first"], records)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
         raise WireError(f"a damaged frame: {error!r}") from error
 
 
@@ -198,15 +206,24 @@ def unpack_source(data: bytes) -> Source:
     return Source(*row[1:])
 
 
-def _record(row: list[Any]) -> Record:
+def _row(record: Record) -> list[Any]:
+    row = [int(record.kind), record.time_s, *record.fields]
+    if record.kind is Kind.PART:
+        row[2 + _DATA] = None  # it travels beside the frame
+    return row
+
+
+def _record(row: list[Any], data: Iterator[bytes | memoryview]) -> Record:
     kind = Kind(row[0])
     if len(row) != 2 + _ARITY[kind]:
         raise ValueError(f"a {kind.name} record with {len(row) - 2} fields")
-    size = sum(len(field) for field in row[2:] if isinstance(field, bytes | str | dict))
+    if kind is Kind.PART:
+        row[2 + _DATA] = next(data)
+    size = sum(len(field) for field in row[2:] if isinstance(field, _SIZED))
     return Record(kind, row[1], tuple(row[2:]), size)
 
 
-def _unpack(data: bytes) -> Any:
+def _unpack(data: bytes | memoryview) -> Any:
     try:
         return msgpack.unpackb(data, ext_hook=_extension, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -60,7 +60,8 @@ class DaskResultsHandler(SubmittingHandler):
         pub_sub_key: names the run on the scheduler. A new name by default; the same name again
             continues, for example after the client was restarted.
         sink: where results go in addition to the prefix of `process_results`: a `Sink`, a folder
-            or `s3://bucket/prefix`.
+            or `s3://bucket/prefix`. To a bucket, ranks send results of 16 MiB and more straight,
+            and only their place travels through Dask; through Dask if that fails.
         sink_timeout_s: how long a sink that cannot store (full disk, S3 out of reach) is tried
             again before it is given up.
     """
@@ -202,7 +203,10 @@ class DaskResultsHandler(SubmittingHandler):
                 " reads what it is given: pass the handler to the function as an argument, or give"
                 " it a key on both sides: DaskResultsHandler('my-run')"
             )
-        return Sender(self.pub_sub_key, self._channel_factory())
+        members = () if self._sink is None else self._sink.members
+        uploaders = (member.uploader() for member in members)
+        uploader = next((each for each in uploaders if each is not None), None)
+        return Sender(self.pub_sub_key, self._channel_factory(), uploader)
 
 
 def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:

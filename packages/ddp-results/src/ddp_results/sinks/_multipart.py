@@ -16,6 +16,11 @@ _MAX_PARTS = 9_000  # S3 allows 10,000
 _CONCURRENT = 4
 
 
+def part_size(size_bytes: int) -> int:
+    """Return how large the parts of an object of `size_bytes` are."""
+    return max(PART_BYTES, -(-size_bytes // _MAX_PARTS))
+
+
 class MultipartWriter(Writer):
     """Uploads parts as they fill; a part that failed is sent again by the next call.
 
@@ -32,7 +37,7 @@ class MultipartWriter(Writer):
     ) -> None:
         self._client = client
         self._where = {"Bucket": bucket, "Key": key}
-        self._part_bytes = max(PART_BYTES, -(-size_bytes // _MAX_PARTS))
+        self._part_bytes = part_size(size_bytes)
         self._settle = settle
         self._buffer = bytearray()
         self._upload_id = ""
@@ -43,7 +48,7 @@ class MultipartWriter(Writer):
         self._over = False
         client.run(self._create())
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add the next piece; after a failure the same piece is given again."""
         full = len(self._buffer) + len(data) >= self._part_bytes
         if full:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ CONNECTIONS = 32
 
 _ABSENT = {"NoSuchKey", "404", "NotFound"}
 REMEDIES = {
+    "NoSuchUpload": "its parts have been removed, by a lifecycle rule perhaps",
     "NoSuchBucket": "the bucket does not exist; create it, or check the name and endpoint_url",
     "AccessDenied": "the credentials need s3:PutObject, s3:GetObject and s3:ListBucket there",
     "InvalidAccessKeyId": "the server does not know these credentials",
@@ -25,7 +27,13 @@ REMEDIES = {
     "PermanentRedirect": "the bucket is in another region; set region=",
 }
 # What no repetition will cure.
-_PERMANENT = {"KeyTooLongError", "EntityTooLarge", "InvalidRequest", "MethodNotAllowed"}
+_PERMANENT = {
+    "NoSuchUpload",
+    "KeyTooLongError",
+    "EntityTooLarge",
+    "InvalidRequest",
+    "MethodNotAllowed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,13 @@ class S3Client:
         self._thread.start()
         self._lock: asyncio.Lock | None = None
 
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run on the client's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the client's loop and return the result."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.start(coroutine)
         try:
             return future.result()
         except BaseException:  # Ctrl-C here must not leave it running there

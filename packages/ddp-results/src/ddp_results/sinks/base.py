@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from ddp_results._record import Point, Source
 
@@ -14,8 +16,8 @@ class Writer(abc.ABC):
     """Receives one large result in pieces; nothing is visible before `commit`."""
 
     @abc.abstractmethod
-    def append(self, data: bytes) -> None:
-        """Add the next piece."""
+    def append(self, data: bytes | memoryview) -> None:
+        """Add the next piece; a view is good until the call returns."""
 
     @abc.abstractmethod
     def commit(self) -> None:
@@ -24,6 +26,18 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Forget the pieces; a second call, or one after `commit`, does nothing."""
+
+
+class Uploader(Protocol):
+    """Stores large results from the process of a rank, for `Sink.adopt` to make visible."""
+
+    from_bytes: int
+
+    def start(self, path: str, data: bytes) -> Future[Any]:
+        """Begin; the result has a `row()`, which travels to the client."""
+
+    def close(self) -> None:
+        """Give up what is under way."""
 
 
 class Sink(abc.ABC):
@@ -62,6 +76,18 @@ class Sink(abc.ABC):
         """Return a writer for a large result, by default one that gathers it in memory."""
         return BufferedWriter(self, path, size_bytes)
 
+    def uploader(self) -> Uploader | None:
+        """Return what lets ranks store large results themselves, if this sink has such a way."""
+        return None
+
+    def adopt(self, path: str, upload: Sequence[Any]) -> bool:
+        """Make visible at `path` what an uploader has stored; False if it is none of this sink.
+
+        Idempotent.
+        """
+        del path, upload
+        return False
+
     @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Remove what is at `path`; if nothing is there, do nothing."""
@@ -93,6 +119,10 @@ class ReadableSink(Sink):
             FileNotFoundError: if nothing is.
         """
 
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Yield what is stored at `path` piece by piece."""
+        yield self.read(path)
+
 
 class BufferedWriter(Writer):
     """Gathers the pieces in memory and writes them as one result."""
@@ -103,7 +133,7 @@ class BufferedWriter(Writer):
         self._buffer = bytearray()
         self._size_bytes = size_bytes
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add the next piece."""
         self._buffer += data
 

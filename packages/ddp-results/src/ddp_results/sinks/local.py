@@ -227,7 +227,7 @@ class _FileWriter(Writer):
         self._file: FileIO | None = FileIO(self._temporary, "xb")
         self._written = 0
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add a piece; after a failure the same piece may be given again."""
         if self._file is None:
             raise SinkError("writing to a result that has been stored or given up")
@@ -261,7 +261,7 @@ class _FileWriter(Writer):
                 os.unlink(self._temporary)
 
 
-def _write_whole(file: FileIO, data: bytes) -> None:
+def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[file.write(view) or 0 :]

@@ -182,7 +182,7 @@ class _ArtifactWriter(Writer):
         self._written = 0
         self._log = log
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add a piece; after a failure the same piece may be given again."""
         self._file.seek(self._written)
         view = memoryview(data)

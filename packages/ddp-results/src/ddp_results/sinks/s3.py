@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddp_results._record import Point, Source
@@ -12,11 +12,13 @@ from ddp_results.errors import SinkError, SinkUnavailableError
 from ddp_results.sinks._jsonl import encode_points, metrics_name
 from ddp_results.sinks._multipart import MULTIPART_FROM_BYTES, MultipartWriter
 from ddp_results.sinks._s3_client import REMEDIES, S3Client, S3Options, is_overload, translated
+from ddp_results.sinks._upload import Upload, Uploader, complete
 from ddp_results.sinks.base import BufferedWriter, ReadableSink, Writer
 
 _SEGMENT_BYTES = 4 * 2**20
 _PENDING_BYTES = 64 * 2**20  # accepted and not stored; then `write` waits
 _CONCURRENT = 16
+_CHUNK_BYTES = 8 * 2**20
 MARKER = "_ddp/version"
 
 
@@ -87,6 +89,27 @@ class S3Sink(ReadableSink):
             self._s3, self.bucket, self.prefix + path, size_bytes, lambda: self._settle(path)
         )
 
+    def uploader(self) -> Uploader:
+        """Return what stores the parts of large results from another process."""
+        return Uploader(self.bucket, self.prefix, self.options)
+
+    def adopt(self, path: str, upload: Sequence[Any]) -> bool:
+        """Make the parts that a rank has uploaded the object at `path`."""
+        found = Upload(*upload)
+        if (found.bucket, found.key) != (self.bucket, self.prefix + path):
+            return False
+        self._settle(path)
+        self._s3.run(complete(self._s3, found))
+        return True
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Yield an object piece by piece."""
+        start, total = 0, 1
+        while start < total:
+            data, total = self._s3.run(self._get(path, start))
+            start += len(data)
+            yield data
+
     def delete(self, path: str) -> None:
         """Accept a removal."""
         self._s3.run(self._accept(path, None))
@@ -121,18 +144,20 @@ class S3Sink(ReadableSink):
 
     def read(self, path: str) -> bytes:
         """Return an object."""
+        return self._s3.run(self._get(path))[0]
 
-        async def get() -> bytes:
-            key = self.prefix + path
-            try:
-                answer = await self._s3.call("get_object", Bucket=self.bucket, Key=key)
-                async with answer["Body"] as body:
-                    data: bytes = await body.read()
-                    return data
-            except Exception as error:
-                raise translated(error, f"reading s3://{self.bucket}/{key}") from error
-
-        return self._s3.run(get())
+    async def _get(self, path: str, start: int | None = None) -> tuple[bytes, int]:
+        """Return an object, or a chunk of it from `start`, and the size of the whole."""
+        where = {"Bucket": self.bucket, "Key": self.prefix + path}
+        if start is not None:
+            where["Range"] = f"bytes={start}-{start + _CHUNK_BYTES - 1}"
+        try:
+            answer = await self._s3.call("get_object", **where)
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+        except Exception as error:
+            raise translated(error, f"reading s3://{self.bucket}/{where['Key']}") from error
+        return data, int(answer.get("ContentRange", f"/{len(data)}").rpartition("/")[2])
 
     @property
     def _s3(self) -> S3Client:

@@ -75,7 +75,7 @@ class _TeeWriter(Writer):
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = writers
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         for writer in self._writers:
             writer.append(data)
 

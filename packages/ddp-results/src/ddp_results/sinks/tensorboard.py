@@ -119,7 +119,7 @@ class _Whole:
 
 
 class _Nowhere(Writer):
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         pass
 
     def commit(self) -> None:
