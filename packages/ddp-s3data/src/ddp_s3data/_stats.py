@@ -26,6 +26,8 @@ class Counters:
     """Objects that were fetched ahead and never asked for."""
     changed: int = 0
     """Objects that are no longer those that were listed."""
+    unchecked: int = 0
+    """Objects that came with nothing to compare them with, though that was asked for."""
     retries: Counter[str] = field(default_factory=Counter)
     latency: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     # by the thread that reads
@@ -54,7 +56,7 @@ class Counters:
 
 
 _PLAIN = (
-    *("requests", "objects", "bytes", "hedges", "wasted", "changed"),
+    *("requests", "objects", "bytes", "hedges", "wasted", "changed", "unchecked"),
     *("samples", "cached", "replaced", "wait_s", "decode_s", "depth"),
 )
 CAUSES = tuple(RULES)

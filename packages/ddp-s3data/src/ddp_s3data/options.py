@@ -44,6 +44,9 @@ class S3Options:
         deadline_s: for one object with all retries.
         max_attempts: requests for one object, at most.
         hedge: ask a second time for an object that is late while a batch waits for it.
+        checksum: ask for the stored checksum of each object, or take its ETag where that is an MD5,
+            and read again what does not match. The statistics count as `unchecked` what has neither
+            (or needs the package `awscrt`: CRC-32C and CRC-64).
         cache_dir: a local directory in which to keep what was read, for later epochs and other
             processes of this user; None keeps nothing. An object is kept under its ETag, so one
             that has changed is read again once it is listed again.
@@ -68,6 +71,7 @@ class S3Options:
     deadline_s: float = 120.0
     max_attempts: int = 8
     hedge: bool = True
+    checksum: bool = False
     cache_dir: str | None = None
     cache_bytes: int = 16 * _GIB
 
