@@ -19,7 +19,7 @@ from s3_server import S3Server
 
 BUCKET = "bench"
 SMALL_BYTES = 16 * 1024
-_PHOTOGRAPHS = 512
+_PHOTOGRAPHS, _COPIES = 512, 4
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,11 @@ class World:
     def _fill(self) -> Objects:
         many, large, large_bytes = self._counts
         photos = photographs(_PHOTOGRAPHS, 500, 375, quality=90)
-        images = {f"images/{name}": body for name, body in photos.items()}
+        images = {
+            f"images/{name.replace('.', f'-{copy}.')}": body
+            for name, body in photos.items()
+            for copy in range(_COPIES)
+        }
         for name, body in images.items():
             path = self.directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
