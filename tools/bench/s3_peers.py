@@ -67,8 +67,9 @@ class Shuffled:
         self._random = random.Random(0)
 
     def __iter__(self) -> Iterator[int]:
-        order = list(range(self.length)) * (-(-self.count // self.length))
-        self._random.shuffle(order)
+        order: list[int] = []
+        while len(order) < self.count:
+            order += self._random.sample(range(self.length), self.length)
         return iter(order[: self.count])
 
     def __len__(self) -> int:

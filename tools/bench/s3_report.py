@@ -131,7 +131,8 @@ def chart(claims: list[Claim], path: Path) -> None:
         colours = ["#1f6fb4" if name.startswith(OURS) else "#b8bfc6" for name in names]
         bars = axis.barh(names, values, color=colours)
         axis.bar_label(bars, fmt=lambda value: f"{value:.3g}", padding=3, fontsize=8)
-        axis.set_title(f"{claim.title} ({claim.unit.strip('/') or 'ratio'})", fontsize=9)
+        unit = "" if claim.unit == "/s" else f" ({claim.unit})"
+        axis.set_title(claim.title + unit, fontsize=9)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.15)
