@@ -16,7 +16,7 @@ def photos():
 
 
 def array(image):
-    return np.asarray(image)
+    return np.array(image)
 
 
 def test_photographs_have_the_pixels_of_pillows_rgb(fill, aws, photos):
