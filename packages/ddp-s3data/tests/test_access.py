@@ -55,10 +55,11 @@ def test_keys_that_expire_in_mid_epoch_are_read_anew_and_no_sample_is_lost(
     folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
     loader = S3DataLoader(
         folder,
-        batch_size=8,
+        batch_size=4,
         shuffle=True,
         num_workers=num_workers,
         multiprocessing_context=method,
+        lookahead=1,  # so that the larger part of the epoch is still to be read
     )
     seen = []
     for number, (pixels, _) in enumerate(loader):

@@ -144,7 +144,7 @@ def test_an_epoch_of_every_kind_of_passing_fault_brings_every_sample(
         Fault(status=503),
         Fault(corrupt_byte_at=40),
     ]
-    options = S3Options(endpoint_url=proxy.endpoint_url, checksum=True)
+    options = S3Options(endpoint_url=proxy.endpoint_url, checksum=True, hedge=False)
     folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
     proxy.script(faults * 4)
     loader = S3DataLoader(folder, batch_size=16, shuffle=True, num_workers=num_workers)
