@@ -1,6 +1,9 @@
 """Compare ddp-core with torchrun: cold launch, warm launch, and the time of a training step.
 
-python tools/bench/bench_launch.py [--ranks 2] [--repeats 3]
+python tools/bench/bench_launch.py [--ranks 2] [--repeats 5]
+
+What disturbs a machine comes and goes, so both are measured in turns, and each turn gives a ratio.
+torchrun takes its turns beside the same idle Dask cluster: the question is what the launcher adds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from distributed import Client, LocalCluster
 
 from ddp_core import LaunchOptions, launch
 
-STEPS = 200
+STEPS = 120
+WIDTH, DEPTH, BATCH = 512, 4, 256
 
 
 def reduce_once() -> None:
@@ -37,10 +41,10 @@ def step_time() -> float:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(256, 256) for _ in range(4)]
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data, times = torch.rand(64, 256), []
+    data, times = torch.rand(BATCH, WIDTH), []
     for _ in range(STEPS):
         began = time.perf_counter()
         optimizer.zero_grad()
@@ -78,31 +82,45 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def measure(ranks: int) -> dict[str, tuple[float, float]]:
+    """One turn: seconds of ddp-core and of torchrun, by what was measured."""
+    options = LaunchOptions(backend="gloo", env={"OMP_NUM_THREADS": "1"})
+    with (
+        LocalCluster(n_workers=ranks, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        cold = seconds(lambda: launch(client, reduce_once, options=options).result())
+        warm = seconds(lambda: launch(client, reduce_once, options=options).result())
+        plain = torchrun(ranks, "reduce_once")[0]
+        step = launch(client, step_time, options=options).result()[0]
+        step_plain = float(torchrun(ranks, "step_time")[1].split()[-1])
+    return {
+        "cold launch": (cold, plain),
+        "second launch": (warm, plain),
+        "training step": (step, step_plain),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    plain = statistics.median(torchrun(given.ranks, "reduce_once")[0] for _ in range(given.repeats))
-    options = LaunchOptions(backend="gloo", env={"OMP_NUM_THREADS": "1"})
-    cold, warm, steps, steps_plain = [], [], [], []
-    for _ in range(given.repeats):
-        with (
-            LocalCluster(n_workers=given.ranks, threads_per_worker=1, dashboard_address=":0") as c,
-            Client(c) as client,
-        ):
-            cold.append(seconds(lambda: launch(client, reduce_once, options=options).result()))
-            warm.append(seconds(lambda: launch(client, reduce_once, options=options).result()))
-            steps.append(launch(client, step_time, options=options).result()[0])
-        # In turns, since what disturbs this machine comes and goes.
-        steps_plain.append(float(torchrun(given.ranks, "step_time")[1].split()[-1]))
-    print(f"torchrun        {plain:6.2f} s")
-    for name, times in (("cold launch", cold), ("warm launch", warm)):
-        took = statistics.median(times)
-        print(f"{name:<15} {took:6.2f} s   ratio {took / plain:.2f}")
-    step, step_plain = statistics.median(steps), statistics.median(steps_plain)
-    print(f"training step   {step * 1e3:6.2f} ms  ratio {step / step_plain:.2f}")
+    turns = []
+    for n in range(given.repeats):
+        turns.append(measure(given.ranks))
+        shown = ", ".join(f"{name} {a / b:.2f}" for name, (a, b) in turns[-1].items())
+        print(f"turn {n + 1} of {given.repeats}: {shown}", file=sys.stderr)
+    print(f"| {given.ranks} ranks | ddp-core | torchrun | ratio | smallest | largest |")
+    print("|---|---|---|---|---|---|")
+    for name in turns[0]:
+        ours, theirs = zip(*(turn[name] for turn in turns), strict=True)
+        ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+        print(
+            f"| {name} | {statistics.median(ours):.3f} s | {statistics.median(theirs):.3f} s "
+            f"| {statistics.median(ratios):.2f} | {ratios[0]:.2f} | {ratios[-1]:.2f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+from ddp_core._groups import keep_destroyed_groups, leave_group
+
 MESSAGE_CHARS = 4000
 TRACEBACK_CHARS = 200_000
 _GROUP_EXISTS = (
@@ -115,6 +117,7 @@ def _run(spec: dict[str, Any], link: Link) -> int:
             dist.init_process_group(
                 order["backend"], timeout=timedelta(seconds=spec["pg_timeout_s"])
             )
+        keep_destroyed_groups()
         link.tell("running")
         fn, args, kwargs = _load(spec["inbox"])
         if spec["pass_local_rank"]:
@@ -124,7 +127,7 @@ def _run(spec: dict[str, Any], link: Link) -> int:
         _store(spec["outbox"], result, link)
         link.tell("returned")
         link.wait_for_all(spec["rendezvous_timeout_s"])
-        _leave_group(spec["grace_s"])
+        leave_group(spec["grace_s"])
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - everything that ends a rank is reported
@@ -261,24 +264,6 @@ def _stacks() -> str:
         if not str(names.get(ident, "")).startswith("ddp-")
     ]
     return _short("\n".join(shown), MESSAGE_CHARS)
-
-
-def _leave_group(bound_s: float) -> None:
-    """Destroy the process group, which may wait for a peer that never comes."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return
-    thread = threading.Thread(
-        target=_quietly, args=(dist.destroy_process_group,), name="ddp-destroy", daemon=True
-    )
-    thread.start()
-    thread.join(bound_s)
-
-
-def _quietly(action: Any) -> None:
-    with contextlib.suppress(Exception):
-        action()
 
 
 def _leave_copy(pid: int, code: int) -> None:
