@@ -47,7 +47,6 @@ class Slot:
         "size",
         "started_s",
         "state",
-        "stored",
         "tasks",
     )
 
@@ -61,7 +60,6 @@ class Slot:
         self.counters = counters
         self.demanded = demanded
         self.counted = False
-        self.stored = False  # in the disk cache: the reader takes it there, nobody requests it
         self.state = _QUEUED
         self.reply: Reply | None = None
         self.error: BaseException | None = None
