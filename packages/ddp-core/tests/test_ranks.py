@@ -6,6 +6,7 @@ from ddp_core._ranks import (
     WorkerInfo,
     choose_workers,
     device_indices,
+    host_port,
     natural,
     plan_ranks,
     workers_of,
@@ -57,7 +58,7 @@ def test_fewer_ranks_prefer_free_workers_then_few_hosts() -> None:
 
 @pytest.mark.parametrize("n_ranks", [None, 1, 3])
 def test_too_few_workers_is_said_with_what_there_is(n_ranks: int | None) -> None:
-    with pytest.raises(NotEnoughWorkersError, match="running: 0"):
+    with pytest.raises(NotEnoughWorkersError, match=r"running: 0 .*wait_timeout_s="):
         plan_ranks([], n_ranks)
 
 
@@ -71,6 +72,7 @@ def test_workers_that_are_not_running_get_no_rank() -> None:
     }
     found = workers_of(info, busy=["tcp://a:1"])
     assert [(w.host, w.name, w.busy) for w in found] == [("a", "0", True), ("::1", "2", False)]
+    assert [w.name for w in workers_of(info, gone=["tcp://a:1"])] == ["2"]
 
 
 def test_workers_are_chosen_by_address_name_or_host() -> None:
@@ -97,3 +99,8 @@ def test_several_ranks_of_a_rotated_worker_take_its_devices_in_turn() -> None:
 
 def test_natural_order_counts() -> None:
     assert sorted(["w10", "w9", "w1"], key=natural) == ["w1", "w9", "w10"]
+
+
+def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+    assert host_port("::1", 80) == "[::1]:80"
+    assert host_port("10.0.0.1", 80) == host_port("10.0.0.1", "80") == "10.0.0.1:80"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_core._current import CurrentRank, current_rank
-    from ddp_core._job import Job
+    from ddp_core._job import Job, jobs
     from ddp_core._launch import launch, run
     from ddp_core.errors import (
         DDPCoreError,
@@ -57,6 +57,7 @@ __all__ = [
     "ResultError",
     "WorkerLostError",
     "current_rank",
+    "jobs",
     "launch",
     "run",
 ]
@@ -65,6 +66,7 @@ _HOMES = {
     "CurrentRank": "_current",
     "current_rank": "_current",
     "Job": "_job",
+    "jobs": "_job",
     "LaunchOptions": "options",
     "launch": "_launch",
     "run": "_launch",

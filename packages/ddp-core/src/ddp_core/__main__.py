@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import distributed
 
-from ddp_core._doctor import examine, report
+from ddp_core._checks import Finding
+from ddp_core._doctor import examine, find_scheduler, no_scheduler, report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,20 +20,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor = commands.add_parser("doctor", help="check a cluster before a job")
     doctor.add_argument("scheduler", help="address of the scheduler, tcp://host:8786")
     doctor.add_argument(
-        "--import", dest="modules", action="append", default=[], metavar="MODULE",
-        help="a module that the training function needs; may be repeated",
+        "--import", dest="modules", action="append", default=[], metavar="MODULE[:FUNCTION]",
+        help="what the training function needs; may be repeated",
     )  # fmt: skip
     given = parser.parse_args(arguments)
+    return 0 if report(_examine(given.scheduler, given.modules), print) else 1
+
+
+def _examine(address: str, modules: Sequence[str]) -> Iterator[Finding]:
+    """All findings about the cluster of the scheduler at ``address``."""
+    if (missing := find_scheduler(address)) is not None:
+        yield missing
+        return
     connect: Any = distributed.Client
     try:
-        client = connect(given.scheduler, timeout=10)
+        with connect(address, timeout=10) as client:
+            yield Finding("scheduler", True, address)
+            yield from examine(client, modules)
     except (OSError, ValueError) as exc:
-        print(f"FAIL  scheduler         {given.scheduler}: {exc}")
-        print(f"      {'':<16}  -> is it running, and is its port open from here?")
-        return 1
-    with client:
-        print(f"ok    scheduler         {given.scheduler}")
-        return 0 if report(examine(client, given.modules), print) else 1
+        yield no_scheduler(address, exc)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Activity:
         floor = _IDLE_SHARE * (now - self._looked)
         self._looked = now
         for rank, process in processes.items():
-            used = (_cpu_s(process.pid), logs.n_lines(rank) if logs is not None else 0)
+            used = (_cpu_s(process.pid), logs.n_bytes(rank) if logs is not None else 0)
             before = self._used.get(rank, (-1.0, 0))
             if used[0] - before[0] > floor or used[1] != before[1]:
                 self._active[rank] = now

@@ -175,7 +175,8 @@ class Agent:
     def _send_logs(self, lines: list[tuple[int, str]]) -> None:
         match self.spec.options.logs:
             case "worker":
-                sys.stderr.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
+                texts = [(rank, line.rstrip("\r")) for rank, line in lines]
+                sys.stderr.write("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
             case "stderr" | "logger":
                 self.bridge.tell("log", lines=lines)
 
@@ -260,6 +261,7 @@ class Agent:
                 logger.warning("%s ended with %s after it had returned", self._place(rank), code)
         elif process.raised is None and not self._is_stopping():
             self._fail(exited(self._place(rank), code, process.last_words), rank)
+        self._post({rank: {"state": "left"}})
 
     def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:
         first = self.spec.ranks[0]

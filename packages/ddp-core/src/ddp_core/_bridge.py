@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 from distributed import get_worker
 
 from ddp_core._coordinator import HANDLER, POLL_S
+from ddp_core._silence import STOOD_STILL_S
 
 logger = logging.getLogger("ddp_core.agent")
 
@@ -50,10 +52,17 @@ class Bridge:
         os.set_blocking(self._bell, False)
 
     def call(self, op: str, **given: Any) -> Any:
-        """One call to the coordinator, waiting at most ``CALL_S`` for the answer."""
+        """One call to the coordinator, which has ``CALL_S`` to answer once the call is made.
+
+        It is made when the worker's event loop gets to it: one that another task keeps from
+        running for minutes delays the call and does not lose it.
+        """
         future = asyncio.run_coroutine_threadsafe(self._call(op, CALL_S, **given), self._loop)
         try:
-            return future.result(CALL_S + 1)
+            while not concurrent.futures.wait([future], 1.0).done:
+                if not self._loop.is_running():
+                    raise TimeoutError("the worker's event loop has stopped")
+            return future.result()
         except BaseException:
             future.cancel()
             raise
@@ -109,15 +118,20 @@ class Bridge:
 
     async def _follow(self, seen: int) -> None:
         loop = asyncio.get_running_loop()
+        bound_s = POLL_S + POLL_ANSWER_S
         heard = reached = loop.time()
         while True:
+            asked = loop.time()
             try:
-                view = await self._call("poll", POLL_S + POLL_ANSWER_S, seen=seen)
+                view = await self._call("poll", bound_s, seen=seen)
                 heard = reached = loop.time()
             except (OSError, TimeoutError) as exc:
                 now = loop.time()
                 if isinstance(exc, TimeoutError):
                     reached = now
+                if now - asked > bound_s + STOOD_STILL_S:
+                    # This loop was blocked: the answer may have come and not been read.
+                    heard = reached = now
                 if now - reached > ALONE_S or now - heard > CALL_S:
                     cause = {"kind": "worker-lost", "text": f"the scheduler is gone: {exc!r}"}
                     self.ring({"state": "ended", "cause": cause, "others": []})

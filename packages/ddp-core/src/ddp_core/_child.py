@@ -22,8 +22,16 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+from ddp_core._groups import keep_destroyed_groups, leave_group
+
 MESSAGE_CHARS = 4000
 TRACEBACK_CHARS = 200_000
+_GROUP_EXISTS = (
+    "ddp_core makes the process group before it calls the function; for code that makes it "
+    "itself, launch with LaunchOptions(init_process_group=False)"
+)
+
+_exiting = threading.Lock()
 
 
 class Link:
@@ -109,6 +117,7 @@ def _run(spec: dict[str, Any], link: Link) -> int:
             dist.init_process_group(
                 order["backend"], timeout=timedelta(seconds=spec["pg_timeout_s"])
             )
+        keep_destroyed_groups()
         link.tell("running")
         fn, args, kwargs = _load(spec["inbox"])
         if spec["pass_local_rank"]:
@@ -118,13 +127,15 @@ def _run(spec: dict[str, Any], link: Link) -> int:
         _store(spec["outbox"], result, link)
         link.tell("returned")
         link.wait_for_all(spec["rendezvous_timeout_s"])
-        _leave_group(spec["grace_s"])
+        leave_group(spec["grace_s"])
     except SystemExit:
         raise
     except BaseException as exc:  # noqa: BLE001 - everything that ends a rank is reported
         if os.getpid() != pid:
             traceback.print_exception(exc)
         _leave_copy(pid, 1)
+        if spec["init_process_group"] and "process group twice" in _one_line(exc):
+            exc.add_note(_GROUP_EXISTS)
         _report(spec["outbox"], exc, link)
         return 1
     return 0
@@ -255,24 +266,6 @@ def _stacks() -> str:
     return _short("\n".join(shown), MESSAGE_CHARS)
 
 
-def _leave_group(bound_s: float) -> None:
-    """Destroy the process group, which may wait for a peer that never comes."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return
-    thread = threading.Thread(
-        target=_quietly, args=(dist.destroy_process_group,), name="ddp-destroy", daemon=True
-    )
-    thread.start()
-    thread.join(bound_s)
-
-
-def _quietly(action: Any) -> None:
-    with contextlib.suppress(Exception):
-        action()
-
-
 def _leave_copy(pid: int, code: int) -> None:
     """End a process that the function forked and that came back through it: it is no rank."""
     if os.getpid() != pid:
@@ -288,9 +281,15 @@ def _leave(code: int) -> None:
     """
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    _run_exit_functions()
     _flush()
     os._exit(code)
+
+
+def _run_exit_functions() -> None:
+    """Run them once, though the agent may ask a rank to stop that is just leaving."""
+    with _exiting:
+        atexit._run_exitfuncs()
 
 
 def _leave_now(grace_s: float) -> None:
@@ -302,7 +301,7 @@ def _leave_now(grace_s: float) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.main_thread().join(grace_s / 2)
     with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+        _run_exit_functions()
     _flush()
     _kill_group()
 

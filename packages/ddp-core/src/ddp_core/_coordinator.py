@@ -2,7 +2,7 @@
 
 The scheduler is the one place that sees every job, every worker and every client, and sees at once
 when one of them goes. This module is sent there by value, so the scheduler need not have ddp_core
-installed; it must import nothing of this package.
+installed; of this package it may import only what ``travels`` with it.
 
 A job waits until a task of it (an agent) runs on each of its workers. Then it is granted its
 workers, unless another job holds one of them. Agents of different jobs reach every worker in the
@@ -14,111 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import sys
 import time
-from collections import deque
+from types import ModuleType
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from ddp_core._gang import Agent, Job
+from ddp_core._silence import Silence
+
 PROTOCOL = 1
 HANDLER = f"ddp_core_{PROTOCOL}"
-logger = logging.getLogger("ddp_core.coordinator")
 
 # A rank whose peer has gone reports an error of the connection, often before the peer's own
 # failure arrives. Such a report waits this long for a better cause.
 SETTLE_S = 1.0
-# An agent that has not been heard of for so long is lost: its host vanished without a word.
-SILENCE_S = 14.0
 POLL_S = 3.0
-# When the scheduler's own loop was late by so much, silence says nothing about the agents.
-STOOD_STILL_S = 2.0
-_SILENT = (
-    "its host vanished, or another task on it held the interpreter's lock for so long: give ranks "
-    "workers of one thread, or keep other tasks off them"
-)
-# Lines that wait for a slow client; older ones are dropped, and counted.
-LOG_LINES = 2000
+LOOK_S = 0.5
+_WITH_IT = ("ddp_core._gang", "ddp_core._knock", "ddp_core._silence")
 WEAK = ("comm", "aborted")
-
-
-class Agent:
-    """One task of a job, on one worker, with one or more ranks."""
-
-    def __init__(self, worker: str, host: str, key: str, ranks: list[int]) -> None:
-        self.worker = worker
-        self.host = host
-        self.key = key
-        self.ranks = ranks
-        self.joined = False
-        self.gone = False
-        self.heard = 0.0
-        self.visible: str | None = None
-
-
-class Job:
-    """One attempt of a job. ``state``: waiting, starting, running, stopping, ended."""
-
-    def __init__(self, job: str, attempt: int, client: str, name: str, agents: list[Agent]) -> None:
-        self.id = f"{job}/{attempt}"
-        self.client = client
-        self.name = name
-        self.agents = agents
-        self.ranks = {r: {"state": "queued"} for a in agents for r in a.ranks}
-        self.state = "waiting"
-        self.joined_at: float | None = None
-        self.address: list[Any] | None = None
-        self.go = False
-        self.want_stacks = False
-        self.backend: str | None = None
-        self.cause: dict[str, Any] | None = None
-        self.others: list[str] = []
-        self.returned: list[int] = []
-        self.lines: deque[list[Any]] = deque(maxlen=LOG_LINES)
-        self.n_lines = 0
-        self.orphan = False
-        self.version = 0
-        self.phase = 0
-        self.changed = asyncio.Event()
-
-    @property
-    def workers(self) -> set[str]:
-        """Addresses of the workers that the job needs or holds."""
-        return {a.worker for a in self.agents}
-
-    @property
-    def holds(self) -> bool:
-        """Whether the job has been granted its workers and not yet left them."""
-        return self.state in ("starting", "running", "stopping")
-
-    def touch(self, *, phase: bool = False) -> None:
-        """Wake everyone who waits for news; agents only care for a new phase."""
-        self.version += 1
-        self.phase += phase
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def view(self, *, full: bool) -> dict[str, Any]:
-        """What a waiting client (``full``) or agent is told."""
-        shown = {
-            "state": self.state,
-            "version": self.version,
-            "phase": self.phase,
-            "address": self.address,
-            "go": self.go,
-            "want_stacks": self.want_stacks,
-            "backend": self.backend,
-            "cause": self.cause,
-            "others": self.others,
-        }
-        if full:
-            shown["lines"], shown["n_lines"] = list(self.lines), self.n_lines
-            self.lines.clear()
-            shown["ranks"] = [[r, dict(s)] for r, s in self.ranks.items()]
-            shown["missing"] = [a.worker for a in self.agents if not a.joined]
-        elif self.holds:
-            shown["visible"] = [[r, a.host, a.visible] for a in self.agents for r in a.ranks]
-        return shown
 
 
 class Coordinator(SchedulerPlugin):
@@ -132,16 +47,19 @@ class Coordinator(SchedulerPlugin):
         self.keys: dict[str, str] = {}
         self.scheduler: Any = None
         self.beat: Any = None
+        self.silence: Any = None
 
     async def start(self, scheduler: Any) -> None:
         """Install the one handler through which clients and agents talk."""
         self.scheduler = scheduler
+        self.silence = Silence(scheduler)
         scheduler.handlers[HANDLER] = self.handle
 
     async def close(self) -> None:
-        """Stop the heartbeat's check."""
+        """Stop looking for silent workers."""
         if self.beat is not None:
             self.beat.cancel()
+        self.silence.close()
 
     async def handle(self, verb: str, **given: Any) -> Any:
         """Dispatch one call from a client or an agent."""
@@ -163,13 +81,15 @@ class Coordinator(SchedulerPlugin):
                 self._lose(record, agent, "it left before the job was submitted")
         if self.beat is None or self.beat.done():
             self.beat = asyncio.create_task(self._watch_silence(), name="ddp-core-silence")
-        return record.view(full=True)
+        return self._full(record)
 
-    def op_busy(self) -> list[str]:
-        """The workers that jobs hold or wait for."""
-        return sorted(
-            {w for job in self.jobs.values() if job.state != "ended" for w in job.workers}
-        )
+    async def op_survey(self) -> dict[str, list[str]]:
+        """The workers that jobs hold or wait for, and those whose host does not answer."""
+        jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        return {
+            "busy": sorted(set().union(*(job.workers for job in jobs))),
+            "gone": await self.silence.gone(),
+        }
 
     def op_stop(self, job_attempt: str, failure: dict[str, Any]) -> None:
         """End the attempt for a reason that the client found: cancelled, too late, stalled."""
@@ -261,7 +181,7 @@ class Coordinator(SchedulerPlugin):
             job.address = address
         for rank, news in ranks:
             job.ranks[rank].update(news)
-            if news.get("state") == "returned":
+            if news.get("state") == "returned" and rank not in job.returned:
                 job.returned.append(rank)
         job.touch()
         self._advance(job)
@@ -307,7 +227,7 @@ class Coordinator(SchedulerPlugin):
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.changed.wait(), left)
-        return job.view(full=agent is None)
+        return job.view(full=False) if agent is not None else self._full(job)
 
     # What the scheduler sees
 
@@ -336,8 +256,8 @@ class Coordinator(SchedulerPlugin):
         agent = next(a for a in job.agents if a.key == key)
         if not agent.joined:
             agent.gone = True
-        if not all(job.ranks[r]["state"] == "returned" for r in agent.ranks):
-            self._fail(job, {"kind": "cancelled", "text": "a future of it was cancelled"})
+        if not job.have_returned(agent.ranks):
+            self._fail(job, {"kind": "cancelled", "text": "its futures were cancelled or dropped"})
         self._maybe_end(job)
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:  # noqa: ARG002
@@ -346,6 +266,9 @@ class Coordinator(SchedulerPlugin):
         return [w for w in workers if w.address not in held]
 
     # How a job moves on
+
+    def _full(self, job: Job) -> dict[str, Any]:
+        return {**job.view(full=True), "silent": self.silence.told(job)}
 
     def _grant(self) -> None:
         """Give workers to the jobs that are complete, in the order in which they became so."""
@@ -362,26 +285,24 @@ class Coordinator(SchedulerPlugin):
             taken |= job.workers
 
     def _advance(self, job: Job) -> None:
-        states = [r["state"] for r in job.ranks.values()]
+        here = {r for r, news in job.ranks.items() if news["state"] == "running"}
         if job.state == "starting" and not job.go and job.address and "device" in _common(job):
             job.go = True
             cuda = all(str(r["device"]).startswith("cuda") for r in job.ranks.values())
             job.backend = "nccl" if cuda else "gloo"
             job.touch(phase=True)
-        if job.state == "starting" and all(s in ("running", "returned") for s in states):
+        if job.state == "starting" and len(here.union(job.returned)) == len(job.ranks):
             job.state = "running"
             job.touch(phase=True)
-        if job.state in ("starting", "running") and all(s == "returned" for s in states):
+        if job.state in ("starting", "running") and job.have_returned(job.ranks):
             job.state = "stopping"
             job.touch(phase=True)
 
     def _lose(self, job: Job, agent: Agent, how: str) -> None:
         agent.gone = True
         text = f"worker {agent.worker} is lost: {how}"
-        self._fail(
-            job,
-            {"kind": "worker-lost", "rank": agent.ranks[0], "worker": agent.worker, "text": text},
-        )
+        where = {"rank": agent.ranks[0], "host": agent.host, "worker": agent.worker}
+        self._fail(job, {"kind": "worker-lost", **where, "text": text})
         self._maybe_end(job)
 
     def _fail(self, job: Job, failure: dict[str, Any]) -> None:
@@ -426,24 +347,19 @@ class Coordinator(SchedulerPlugin):
 
     async def _watch_silence(self) -> None:
         """Lose agents that stopped talking. Ends when there are no jobs."""
-        before = time.monotonic()
         while self.jobs:
-            await asyncio.sleep(1)
-            now = time.monotonic()
-            stood_still, before = now - before > 1 + STOOD_STILL_S, now
-            if stood_still:
-                # This loop was blocked: what the agents said meanwhile is still unread.
-                self._renew(now)
+            await self.silence.sleep(LOOK_S)
             for job in list(self.jobs.values()):
                 for agent in job.agents:
-                    silent = agent.joined and not agent.gone and now - agent.heard > SILENCE_S
-                    if silent and job.state != "ended":
-                        self._lose(job, agent, f"no word from it for {SILENCE_S:.0f} s; {_SILENT}")
+                    if agent.gone or job.state == "ended":
+                        continue
+                    if why := self.silence.why_lost(agent):
+                        self._lose(job, agent, why)
 
-    def _renew(self, now: float) -> None:
-        for job in self.jobs.values():
-            for agent in job.agents:
-                agent.heard = max(agent.heard, now)
+
+def travels() -> list[ModuleType]:
+    """The modules that go to the scheduler by value with a ``Coordinator``."""
+    return [sys.modules[name] for name in (__name__, *_WITH_IT)]
 
 
 def _common(job: Job) -> set[str]:
@@ -451,5 +367,8 @@ def _common(job: Job) -> set[str]:
 
 
 def _line(failure: dict[str, Any]) -> str:
-    rank = failure.get("rank")
-    return f"{'job' if rank is None else f'rank {rank}'}: {failure['text']}"[:500]
+    """One line about a failure; most texts already begin with the rank."""
+    rank, text = failure.get("rank"), str(failure["text"])
+    if rank is None:
+        return f"job: {text}"[:500]
+    return (text if text.startswith(f"rank {rank} ") else f"rank {rank}: {text}")[:500]

@@ -1,145 +1,86 @@
-"""Checks, before a job, of what usually breaks one; each failure with its remedy."""
+"""Checks, before a job, of what usually breaks one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import cloudpickle
 from distributed import Client
 
-from ddp_core import _probe
-from ddp_core._ranks import WorkerInfo, plan_ranks, workers_of
-from ddp_core._submit import identity, install_coordinator
+from ddp_core import _checks, _probe
+from ddp_core._checks import Finding
+from ddp_core._ranks import plan_ranks, workers_of
+from ddp_core._submit import identity, install_coordinator, run_on_each, run_on_scheduler
 
+_ANSWER_S = 10.0
 _REACH_S = 5.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The outcome of one check. ``remedy`` is empty when ``is_good``."""
-
-    check: str
-    is_good: bool
-    found: str
-    remedy: str = ""
+# Importing torch from a slow network file system takes this long.
+_IMPORT_S = 120.0
 
 
 def examine(client: Client, modules: Sequence[str] = ()) -> Iterator[Finding]:
     """Run the checks one after the other, from the cheapest on.
 
+    Every check has a bound. A worker that does not answer is a finding, and the others go on
+    without it.
+
     Args:
         client: Connected to the cluster.
-        modules: Modules that the training function needs.
+        modules: Modules, or functions as ``module:function``, that the training needs.
+
+    Raises:
+        OSError: The scheduler has gone, or does not answer (``TimeoutError``).
     """
-    untyped: Any = client
-    info = untyped.sync(identity, client)
+    info = _sync(client, _known, client)
     workers = workers_of(info)
-    yield _check_workers(info, workers)
+    yield _checks.check_workers(info, workers)
     if not workers:
         return
     cloudpickle.register_pickle_by_value(_probe)
     try:
-        everywhere = dict(client.run(_probe.versions))
-        yield from _check_versions(everywhere, untyped.run_on_scheduler(_probe.versions))
+        addresses = [w.address for w in workers]
+        seen = _ask(client, addresses, _probe.versions)
+        yield _checks.check_answers(seen)
+        there = {a: v for a, v in seen.items() if not isinstance(v, Exception)}
+        if there:
+            own = _probe.versions()
+            scheduler = _sync(client, run_on_scheduler, client, _probe.versions, _ANSWER_S)
+            yield from _checks.check_versions(own, there, scheduler)
         yield _check_coordinator(client)
-        yield _check_threads(info)
-        yield _check_port(client, workers)
-        yield _check_devices(dict(client.run(_probe.devices)))
-        for module in modules:
-            yield check_imports(module, dict(client.run(_probe.imports, module)))
+        yield _checks.check_threads(info)
+        if there:
+            yield from _check_from_inside(client, [w for w in workers if w.address in there])
+        for module in modules if there else ():
+            found = _ask(client, list(there), _probe.imports, module, _IMPORT_S, more_s=_IMPORT_S)
+            yield _checks.check_imports(module, found)
     finally:
         cloudpickle.unregister_pickle_by_value(_probe)
 
 
-def _check_workers(info: Mapping[str, Any], workers: Sequence[WorkerInfo]) -> Finding:
-    hosts = {w.host for w in workers}
-    found = f"{len(workers)} running on {len(hosts)} hosts, {len(info['workers'])} known"
-    return Finding("workers", bool(workers), found, "" if workers else "start workers")
+def find_scheduler(address: str) -> Finding | None:
+    """Why nothing can be reached at ``address``, said sooner than Dask would; else ``None``."""
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    with contextlib.suppress(ValueError):
+        if parts.scheme not in ("tcp", "tls") or parts.port is None or not parts.hostname:
+            return None
+        try:
+            socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
+        except OSError as exc:
+            return no_scheduler(address, exc)
+        return None
+    return no_scheduler(address, ValueError("that is no address such as tcp://host:8786"))
 
 
-def _check_versions(
-    workers: Mapping[str, Mapping[str, str]], scheduler: Mapping[str, str]
-) -> Iterator[Finding]:
-    here = _probe.versions()
-    for name, own in here.items():
-        others = {address: seen[name] for address, seen in workers.items()}
-        # A rank does not run on the scheduler, which needs neither torch nor this package.
-        if name in ("python", "dask", "distributed"):
-            others["scheduler"] = scheduler[name]
-        yield compare_versions(name, own, others)
-
-
-def compare_versions(name: str, own: str, others: Mapping[str, str]) -> Finding:
-    """One package here and elsewhere. Python must agree in its first two numbers."""
-
-    def significant(version: str) -> str:
-        return ".".join(version.split(".")[:2]) if name == "python" else version
-
-    differing = {a: v for a, v in others.items() if significant(v) != significant(own)}
-    if not differing:
-        return Finding(name, True, own)
-    shown = ", ".join(f"{a}: {v}" for a, v in list(differing.items())[:4])
-    missing = [a for a, v in differing.items() if v == "-"]
-    remedy = f"install {name} {own} on {', '.join(missing[:4]) or 'all of them'}"
-    return Finding(name, False, f"{own} here; {shown}", remedy)
-
-
-def _check_coordinator(client: Client) -> Finding:
-    try:
-        install_coordinator(client)
-    except Exception as exc:  # noqa: BLE001 - every reason is a finding
-        remedy = "allow pickle on the scheduler (distributed.scheduler.pickle)"
-        return Finding("coordinator", False, repr(exc), remedy)
-    return Finding("coordinator", True, "the scheduler accepts it")
-
-
-def _check_threads(info: Mapping[str, Any]) -> Finding:
-    counts = {w["nthreads"] for w in info["workers"].values()}
-    found = f"{', '.join(map(str, sorted(counts)))} per worker"
-    return Finding("threads", 0 not in counts, found, "" if 0 not in counts else "give one thread")
-
-
-def _check_port(client: Client, workers: Sequence[WorkerInfo]) -> Finding:
-    first = plan_ranks(workers)[0]
-    try:
-        ports = client.run(
-            _probe.listen, first.host, len(workers), _REACH_S, workers=[first.worker]
-        )
-    except Exception as exc:  # noqa: BLE001 - every reason is a finding
-        remedy = "the worker must listen on an address of its own host (dask worker --host)"
-        return Finding("port", False, f"no port on {first.host}: {exc!r}", remedy)
-    port = ports[first.worker]
-    answers = client.run(_probe.reach, first.host, port, _REACH_S)
-    bad = {address: why for address, why in answers.items() if why}
-    found = f"{first.host}:{port} reached from {len(answers) - len(bad)} of {len(answers)} workers"
-    if not bad:
-        return Finding("port", True, found)
-    address, why = next(iter(bad.items()))
-    remedy = f"open the ports of {first.host} for its peers, or choose one with port="
-    return Finding("port", False, f"{found}; {address}: {why}", remedy)
-
-
-def _check_devices(seen: Mapping[str, str]) -> Finding:
-    broken = {a: text for a, text in seen.items() if not text[:1].isdigit()}
-    if broken:
-        address, text = next(iter(broken.items()))
-        return Finding("devices", False, f"{address}: {text}", "repair torch on that worker")
-    kinds = sorted(set(seen.values()))
-    found = ", ".join(f"{k.split()[0]} CUDA devices (nccl: {k.split()[1]})" for k in kinds)
-    remedy = "" if len(kinds) == 1 else "choose the like with workers=, or pass backend='gloo'"
-    return Finding("devices", len(kinds) == 1, found, remedy)
-
-
-def check_imports(module: str, seen: Mapping[str, str]) -> Finding:
-    """Whether every worker can import a module of the user's."""
-    bad = {address: text for address, text in seen.items() if text != "ok"}
-    if not bad:
-        return Finding(f"import {module}", True, f"on all {len(seen)} workers")
-    address, text = next(iter(bad.items()))
-    remedy = f"install {module} on the workers, or client.upload_file(...)"
-    return Finding(f"import {module}", False, f"{address}: {text}", remedy)
+def no_scheduler(address: str, why: Exception) -> Finding:
+    """The finding that the scheduler cannot be reached."""
+    text = str(why).strip().splitlines()
+    remedy = "is it running, and is its port open from here?"
+    return Finding("scheduler", False, f"{address}: {text[0] if text else why!r}", remedy)
 
 
 def report(findings: Iterator[Finding], write: Callable[[str], object]) -> bool:
@@ -152,3 +93,57 @@ def report(findings: Iterator[Finding], write: Callable[[str], object]) -> bool:
         if not finding.is_good:
             write(f"      {'':<16}  -> {finding.remedy}")
     return good
+
+
+async def _known(client: Client) -> dict[str, Any]:
+    try:
+        return await asyncio.wait_for(identity(client), _ANSWER_S)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {_ANSWER_S:g} s") from None
+
+
+def _check_coordinator(client: Client) -> Finding:
+    try:
+        install_coordinator(client)
+    except Exception as exc:  # noqa: BLE001 - every reason is a finding
+        remedy = "allow pickle on the scheduler (distributed.scheduler.pickle)"
+        return Finding("coordinator", False, repr(exc), remedy)
+    return Finding("coordinator", True, "the scheduler accepts it")
+
+
+def _check_from_inside(client: Client, workers: Sequence[Any]) -> Iterator[Finding]:
+    """What only the workers can see: the port of rank 0, and devices."""
+    first = plan_ranks(workers)[0]
+    addresses = [w.address for w in workers]
+    bound_s = 2 * _REACH_S + _ANSWER_S
+    opened = _ask(client, [first.worker], _probe.listen, first.host, len(workers), bound_s)
+    port = opened[first.worker]
+    is_open = isinstance(port, int)
+    answers = (
+        _ask(client, addresses, _probe.reach, first.host, port, _REACH_S, more_s=_REACH_S)
+        if is_open
+        else {}
+    )
+    yield _checks.check_port(first.host, port, answers)
+    yield _checks.check_devices(
+        _ask(client, addresses, _probe.devices, _IMPORT_S, more_s=_IMPORT_S)
+    )
+
+
+def _ask(
+    client: Client,
+    workers: Sequence[str],
+    probe: Callable[..., Any],
+    *arguments: Any,
+    more_s: float = 0.0,
+) -> dict[str, Any]:
+    """The answer of each worker, or an exception."""
+    found: dict[str, Any] = _sync(
+        client, run_on_each, client, workers, probe, arguments, _ANSWER_S + more_s
+    )
+    return found
+
+
+def _sync(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
+    untyped: Any = client
+    return untyped.sync(function, *arguments)

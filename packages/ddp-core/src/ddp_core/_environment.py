@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -128,10 +129,21 @@ def interface_of(host: str) -> str | None:
     import psutil
 
     try:
-        wanted = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        wanted = {str(info[4][0]).split("%")[0] for info in socket.getaddrinfo(host, None)}
     except OSError:
         return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address.split("%")[0] in wanted for a in addresses):
-            return str(name)
-    return None
+    here = {
+        str(name): {str(a.address).split("%")[0] for a in addresses}
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    exact = [name for name, owned in here.items() if owned & wanted]
+    # All of 127.0.0.0/8 is this host, though the interface names one address only.
+    loopback = [name for name, owned in here.items() if any(map(_is_loopback, owned))]
+    return next(iter(exact or (loopback if any(map(_is_loopback, wanted)) else [])), None)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # psutil lists hardware addresses as well
+        return False

@@ -1,4 +1,4 @@
-"""The job as its owner holds it, and the task on the client's loop that follows it to its end."""
+"""The job as its owner holds it, and the jobs that a client has."""
 
 from __future__ import annotations
 
@@ -6,74 +6,53 @@ import asyncio
 import concurrent.futures
 import html
 import logging
-import sys
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client, Future
 
-from ddp_core._agent import AgentSpec, unpack
-from ddp_core._failures import error_from
-from ddp_core._placement import place
+from ddp_core._attempt import Attempt, JobSpec
 from ddp_core._ranks import Rank
-from ddp_core._submit import (
-    agent_key,
-    ask,
-    fail_pending,
-    future_error,
-    gather,
-    settle,
-    submit_agents,
-)
-from ddp_core._watch import Watch
 from ddp_core.errors import DDPCoreError, JobCancelledError
-from ddp_core.options import LaunchOptions
 
 logger = logging.getLogger("ddp_core")
-rank_logger = logging.getLogger("ddp_core.ranks")
 
-_TELL_S = 30.0
+_SHOWN_RANKS = 64
 
 
 class Job:
     """One function on all its ranks, made by ``launch``. Its methods may be called from any thread.
 
-    The job does not need to be kept: it runs to its end, or until its client goes away.
+    The job does not need to be kept: it runs to its end, or until its client goes away. ``jobs``
+    finds it again.
 
     Attributes:
         job_id: Names the job in logs and in ``TORCHELASTIC_RUN_ID``.
         name: The function's name, or the one from the options.
-        futures: Dask futures of the current attempt, one per worker, good for ``wait``. Results
-            come from ``result()``.
     """
 
-    def __init__(
-        self, client: Client, payload: bytes, job_id: str, options: LaunchOptions, *, decode: bool
-    ) -> None:
-        self.job_id = job_id
-        self.name = options.name or "function"
-        self.futures: list[Future[Any]] = []
+    def __init__(self, client: Client, spec: JobSpec) -> None:
+        self.job_id = spec.job_id
+        self.name = spec.name
         self._client = client
         self._loop: Any = client.loop
-        self._payload = payload
-        self._options = options
-        self._decode = decode
-        self._plan: list[Rank] = []
-        self._state = "placing"
-        self._states: dict[int, str] = {}
+        self._spec = spec
         self._began = time.monotonic()
-        self._ended: float | None = None
-        self._attempt = 0
-        self._n_lines = 0
+        self._ended_at: float | None = None
+        self._end_state = ""
         self._cancelled = False
-        self._task: asyncio.Task[None] | None = None
+        self._attempt = Attempt(client, spec)
         self._outcome: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        with _lock:
+            _known.add(self)
 
     @classmethod
-    def finished(cls, client: Client, job_id: str, options: LaunchOptions, value: Any) -> Job:
+    def finished(cls, client: Client, spec: JobSpec, value: Any) -> Job:
         """A job that has already run in this process."""
-        job = cls(client, b"", job_id, options, decode=False)
+        job = cls(client, spec)
         job._end("finished")
         job._outcome.set_result([value])
         return job
@@ -81,18 +60,27 @@ class Job:
     @property
     def state(self) -> str:
         """``placing waiting starting running stopping``, then ``finished failed cancelled``."""
-        return self._state
+        return self._end_state or self._attempt.state
 
     @property
     def attempt(self) -> int:
         """How often the job has been restarted."""
-        return self._attempt
+        return self._attempt.number
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """Dask futures of the current attempt, one per worker, good for ``wait``.
+
+        Results come from ``result()``. Empty when the job has ended: the results are in this
+        process then, and no longer in the memory of the workers.
+        """
+        return list(self._attempt.futures)
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """What the function returned, in rank order; blocks.
+        """What the function returned, in rank order; blocks. May be called again.
 
         By the time this raises, no process of the job is alive, apart from those on hosts that
-        cannot be reached any more.
+        cannot be reached any more. An interrupt (Ctrl-C) ends the waiting, not the job.
 
         Args:
             timeout: Seconds to wait. The job goes on when they are over.
@@ -109,246 +97,143 @@ class Job:
                 return self._outcome.result()
             if self._client.status == "closed" and not self._outcome.done():
                 self._end("cancelled")
-                raise JobCancelledError(f"job {self.job_id}: its client was closed")
+                raise JobCancelledError(f"{self._spec}: its client was closed")
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {self.job_id} is still {self._state} after {timeout} s")
+                raise TimeoutError(f"{self._spec} is still {self.state} after {timeout} s")
 
     def cancel(self) -> None:
         """Ask every rank to stop. Returns at once; ``result()`` raises when they are gone."""
         self._cancelled = True
-        if self._outcome.done():
-            return
-        failure = {"kind": "cancelled", "text": "cancelled by Job.cancel()"}
-        self._loop.add_callback(self._try_stop, failure)
+        if not self._outcome.done():
+            self._loop.add_callback(self._cancel_attempt)
 
-    async def start(self) -> None:
-        """Place and submit the first attempt, then follow the job from a task of this loop."""
-        view = await self._begin()
-        self._task = asyncio.create_task(self._drive(view), name=f"ddp-job-{self.job_id}")
+    async def start(self) -> list[Future[Any]]:
+        """Place and submit the first attempt, then follow the job from a task of this loop.
 
-    async def _begin(self) -> dict[str, Any]:
-        before = len(self._plan) or None
-        self._plan = await place(self._client, self._options, before)
-        specs = [
-            AgentSpec(
-                self.job_id,
-                self._attempt,
-                agent,
-                tuple(r for r in self._plan if r.agent == agent),
-                self._options,
-                self._decode,
-            )
-            for agent in range(self._plan[-1].agent + 1)
-        ]
-        view: dict[str, Any] = await ask(
-            self._client,
-            "open",
-            job=self.job_id,
-            attempt=self._attempt,
-            owner=self._client.id,
-            name=f"{self.name} ({self.job_id})",
-            agents=[
-                {
-                    "worker": s.ranks[0].worker,
-                    "host": s.ranks[0].host,
-                    "key": agent_key(s),
-                    "ranks": [r.rank for r in s.ranks],
-                }
-                for s in specs
-            ],
-        )
-        self.futures = submit_agents(self._client, specs, self._payload)
-        self._state = "waiting"
-        return view
+        Returns:
+            What ``Attempt.begin`` lends.
+        """
+        try:
+            lent = await self._attempt.begin()
+        except asyncio.CancelledError:
+            self._fail(JobCancelledError(f"{self._spec}: interrupted before it had its workers"))
+            raise
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+        task = asyncio.create_task(self._drive(), name=f"ddp-job-{self.job_id}")
+        _running.add(task)
+        task.add_done_callback(_running.discard)
+        return lent
 
-    async def _drive(self, view: dict[str, Any]) -> None:
+    async def _drive(self) -> None:
         """Follow attempts until one succeeds or no restart is due."""
         try:
             while True:
                 try:
-                    results = await self._follow(view)
+                    results = await self._attempt.follow()
                     break
                 except DDPCoreError as exc:
                     if not self._may_restart(exc):
                         raise
-                    self._attempt += 1
-                    logger.warning(
-                        "job %s starts again (%d of %d) after: %s",
-                        self.job_id, self._attempt, self._options.max_restarts, exc,
-                    )  # fmt: skip
-                    view = await self._begin()
+                    await self._begin_again(exc)
         except asyncio.CancelledError:
-            self._fail(JobCancelledError(f"job {self.job_id}: its client was closed"))
+            self._fail(JobCancelledError(f"{self._spec}: its client was closed"))
             raise
         except BaseException as exc:  # noqa: BLE001 - handed to whoever waits for the result
-            self._fail(self._translate(exc))
+            self._fail(exc)
         else:
             self._end("finished")
             self._outcome.set_result(results)
 
-    async def _follow(self, view: dict[str, Any]) -> list[Any]:
-        """Watch one attempt to its end and return the results, or raise the cause."""
-        futures, watch = self.futures, Watch(self._options)
-        try:
-            while view["state"] != "ended" and not watch.is_hopeless(view):
-                if watch.is_late(view) and view["state"] == "waiting":
-                    watch.blockers = await ask(self._client, "blockers", job_attempt=self._id)
-                if failure := watch.check(view) or self._agent_failure(view, futures):
-                    await self._try_stop(failure)
-                if watch.has_stalled(view):
-                    await ask(self._client, "want_stacks", job_attempt=self._id)
-                if watch.should_say(view):
-                    await self._say_what_for(view, watch)
-                if self._cancelled and not view["cause"]:
-                    await self._try_stop({"kind": "cancelled", "text": "cancelled by Job.cancel()"})
-                view = await ask(
-                    self._client,
-                    "poll",
-                    job_attempt=self._id,
-                    seen=view["version"],
-                    within_s=watch.left_s(),
-                )
-                self._note(view)
-            return await self._conclude(view, futures)
-        finally:
-            self._n_lines = 0
-            await self._close_attempt()
+    async def _begin_again(self, error: DDPCoreError) -> None:
+        failed = self._attempt
+        logger.warning(
+            "%s starts again (%d of %d) after: %s",
+            self._spec, failed.number + 1, self._spec.options.max_restarts, error,
+        )  # fmt: skip
+        self._attempt = Attempt(self._client, self._spec, failed.number + 1)
+        if self._cancelled:
+            await self._attempt.cancel()
+        await self._attempt.begin(len(failed.plan))
 
-    async def _say_what_for(self, view: dict[str, Any], watch: Watch) -> None:
-        """Tell the owner, who sees nothing happen, for whom the job waits."""
-        if view["state"] == "waiting":
-            watch.blockers = await ask(self._client, "blockers", job_attempt=self._id)
-            what = "; ".join(watch.blockers)
-        else:
-            slow = [
-                f"rank {r} is {s['state']}" for r, s in view["ranks"] if s["state"] != "running"
-            ]
-            what = "the ranks to join: " + ", ".join(slow[:16])
-        logger.warning("job %s (%s) waits for %s", self.name, self.job_id, what)
-
-    async def _conclude(self, view: dict[str, Any], futures: list[Future[Any]]) -> list[Any]:
-        cause = view["cause"]
-        if cause is None and not await settle(futures, _TELL_S):
-            cause = {"kind": "worker-lost", "text": "a worker went before it delivered its results"}
-        if cause is None:
-            if self._decode:
-                return []
-            packed = {
-                r: v for p in await gather(self._client, futures) for r, v in p.results.items()
-            }
-            return [unpack(packed.pop(rank.rank), rank.rank) for rank in self._plan]
-        error = error_from(
-            cause, job_id=self.job_id, attempt=self._attempt, others=tuple(view["others"])
-        )
-        await settle(futures, 1.0 if cause["kind"] == "worker-lost" else 2.0)
-        fail_pending(futures, error)
-        if not self._decode:
-            error.results.update(await self._kept(futures))
-        raise error
-
-    async def _kept(self, futures: list[Future[Any]]) -> dict[int, Any]:
-        """What ranks had returned before the job failed."""
-        kept: dict[int, Any] = {}
-        for future in futures:
-            if future.status != "finished":
-                continue
-            try:
-                packed = (await asyncio.wait_for(gather(self._client, [future]), _TELL_S))[0]
-                kept.update((r, unpack(v, r)) for r, v in packed.results.items())
-            except Exception as exc:  # noqa: BLE001 - the job's own failure matters more
-                logger.warning("job %s: a result is lost: %r", self.job_id, exc)
-        return kept
-
-    def _agent_failure(
-        self, view: dict[str, Any], futures: list[Future[Any]]
-    ) -> dict[str, Any] | None:
-        """The failure of a task that never became an agent, as where ddp_core is not installed."""
-        if view["cause"] is not None:
-            return None
-        for future in futures:
-            if future.status == "error" and view["state"] == "waiting":
-                error = future_error(future)
-                return {"kind": "setup", "text": f"an agent could not start: {error!r}"}
-        return None
-
-    async def _try_stop(self, failure: dict[str, Any]) -> None:
-        try:
-            await ask(self._client, "stop", job_attempt=self._id, failure=failure)
-        except (OSError, TimeoutError, RuntimeError) as exc:
-            logger.warning("job %s: cannot reach the scheduler: %s", self.job_id, exc)
-
-    async def _close_attempt(self) -> None:
-        try:
-            await asyncio.wait_for(ask(self._client, "close", job_attempt=self._id), 5)
-        except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
-            logger.debug("job %s: not closed: %s", self.job_id, exc)
-
-    @property
-    def _id(self) -> str:
-        return f"{self.job_id}/{self._attempt}"
+    async def _cancel_attempt(self) -> None:
+        await self._attempt.cancel()
 
     def _may_restart(self, error: DDPCoreError) -> bool:
-        return (
-            not self._cancelled
-            and self._attempt < self._options.max_restarts
-            and self._options.restarts_after(error)
-        )
-
-    def _translate(self, exc: BaseException) -> BaseException:
-        if self._client.status in ("closed", "closing") and isinstance(
-            exc, OSError | ValueError | RuntimeError
-        ):
-            return JobCancelledError(f"job {self.job_id}: its client was closed")
-        return exc
-
-    def _note(self, view: dict[str, Any]) -> None:
-        if view["state"] != "ended":
-            self._state = view["state"]
-        self._show(view.get("lines", ()), view.get("n_lines", 0))
-        self._states = {int(r): str(s["state"]) for r, s in view.get("ranks", [])}
-
-    def _show(self, lines: Sequence[Sequence[Any]], n_lines: int) -> None:
-        """Show what ranks have printed, in order, with a word about what was too much."""
-        missed = n_lines - self._n_lines - len(lines)
-        self._n_lines = n_lines
-        if missed > 0:
-            lines = [("?", f"[... {missed} lines were too fast for this client ...]"), *lines]
-        if self._options.logs == "logger":
-            for rank, line in lines:
-                rank_logger.info("[rank %s] %s", rank, line)
-        elif lines and self._options.logs == "stderr":
-            sys.stderr.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
+        options = self._spec.options
+        is_due = self.attempt < options.max_restarts and options.restarts_after(error)
+        return is_due and not self._cancelled
 
     def _fail(self, error: BaseException) -> None:
         self._end("cancelled" if isinstance(error, JobCancelledError) else "failed")
-        fail_pending(self.futures, error)
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
     def _end(self, state: str) -> None:
-        self._state = state
-        self._payload = b""
-        self._ended = self._ended or time.monotonic()
+        self._end_state = state
+        self._spec = replace(self._spec, payload=b"")
+        self._ended_at = self._ended_at or time.monotonic()
+
+    @property
+    def _plan(self) -> list[Rank]:
+        return self._attempt.plan
+
+    @property
+    def _states(self) -> dict[int, str]:
+        return self._attempt.states
 
     def _elapsed_s(self) -> float:
-        return (self._ended or time.monotonic()) - self._began
+        return (self._ended_at or time.monotonic()) - self._began
 
     def __repr__(self) -> str:
-        hosts = len({r.host for r in self._plan})
         return (
-            f"<Job {self.job_id} {self.name}: {self._state}, {len(self._plan)} ranks on {hosts} "
-            f"hosts, attempt {self._attempt}, {self._elapsed_s():.1f} s>"
+            f"<Job {self.job_id} {self.name}: {self.state}, {self._where()}, "
+            f"attempt {self.attempt}, {self._elapsed_s():.1f} s>"
         )
 
+    def _where(self) -> str:
+        if not self._plan:
+            return "in this process" if self._spec.options.n_ranks == 0 else "not yet placed"
+        hosts = len({r.host for r in self._plan})
+        return f"{_count(len(self._plan), 'rank')} on {_count(hosts, 'host')}"
+
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{r.rank}</td><td>{html.escape(r.host)}</td>"
-            f"<td>{html.escape(r.worker)}</td>"
-            f"<td>{html.escape(self._states.get(r.rank, ''))}</td></tr>"
-            for r in self._plan[:64]
+        shown, hidden = self._plan[:_SHOWN_RANKS], len(self._plan) - _SHOWN_RANKS
+        rows = [[str(r.rank), r.host, r.worker, self._states.get(r.rank, "")] for r in shown]
+        if hidden > 0:
+            rows.append(["…", f"{_count(hidden, 'more rank')}", "", ""])
+        head = "".join(f"<th>{title}</th>" for title in ("rank", "host", "worker", "state"))
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
         )
         return (
-            f"<p><b>{html.escape(self.name)}</b> {html.escape(self.job_id)}: {self._state}, "
-            f"attempt {self._attempt}, {self._elapsed_s():.1f} s</p>"
-            f"<table><tr><th>rank</th><th>host</th><th>worker</th><th>state</th></tr>{rows}</table>"
+            f"<p><b>{html.escape(self.name)}</b> {html.escape(self.job_id)}: {self.state}, "
+            f"{self._where()}, attempt {self.attempt}, {self._elapsed_s():.1f} s</p>"
+            f"<table><tr>{head}</tr>{body}</table>"
         )
+
+
+def jobs(client: Client) -> list[Job]:
+    """The jobs that this process has started with this client, in the order of their start.
+
+    Those that run, whether or not anybody keeps their ``Job``, and those that have ended and whose
+    ``Job`` is still referenced. So a job that was started without keeping what ``launch`` returned,
+    or by ``run``, can be looked at and cancelled::
+
+        for job in jobs(client):
+            job.cancel()
+    """
+    with _lock:
+        found = [job for job in _known if job._client is client]
+    return sorted(found, key=lambda job: job._began)
+
+
+_lock = threading.Lock()
+_known: weakref.WeakSet[Job] = weakref.WeakSet()
+# An event loop keeps only weak references to its tasks. A task keeps its job.
+_running: set[asyncio.Task[None]] = set()
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

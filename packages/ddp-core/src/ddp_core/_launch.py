@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client, Future
 
+from ddp_core._attempt import JobSpec
 from ddp_core._here import run_here
 from ddp_core._job import Job
 from ddp_core._submit import install_coordinator
@@ -27,6 +28,7 @@ def launch(
     """Start ``fn`` once per rank, each in a process of its own below a Dask worker.
 
     Blocks until there are enough workers; returns before the ranks run. Each call trains anew.
+    With ``n_ranks=0`` it returns when ``fn`` has returned, and raises what ``fn`` raises.
 
     Args:
         client: A client of the cluster, not an asynchronous one.
@@ -46,7 +48,8 @@ def launch(
         raise TypeError(f"args must be a tuple, not {args!r}; for one argument: args=({args!r},)")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must map names to arguments, not {kwargs!r}")
-    return _launch(client, fn, tuple(args), dict(kwargs or {}), as_options(options), decode=False)
+    given = tuple(args), dict(kwargs or {})
+    return _launch(client, fn, *given, as_options(options), decode=False)[0]
 
 
 def run(
@@ -69,10 +72,12 @@ def run(
 
     Returns:
         One Dask future per rank, in rank order. Its result is what the rank returned. When the
-        job fails, the futures of all ranks without a result raise the job's root cause.
+        job fails, the futures of all ranks without a result raise the job's root cause. The job
+        lives as long as they do: it ends when one is cancelled, or when the last is dropped and no
+        other task needs its result.
     """
     options = LaunchOptions(backend=backend, pass_local_rank=pass_local_rank)
-    return _launch(client, fn, args, kwargs, options, decode=True).futures
+    return _launch(client, fn, args, kwargs, options, decode=True)[1]
 
 
 def _launch(
@@ -83,7 +88,7 @@ def _launch(
     options: LaunchOptions,
     *,
     decode: bool,
-) -> Job:
+) -> tuple[Job, list[Future[Any]]]:
     _check(client, fn)
     args, kwargs = _gathered(client, args, kwargs)
     name = options.name or getattr(fn, "__qualname__", None) or type(fn).__name__
@@ -91,7 +96,7 @@ def _launch(
     job_id = uuid.uuid4().hex[:12]
     if options.n_ranks == 0:
         value = run_here(fn, args, kwargs, options, job_id)
-        return Job.finished(client, job_id, options, value)
+        return Job.finished(client, JobSpec(job_id, name, options, b"", decode), value), []
     try:
         payload = cloudpickle.dumps((fn, args, kwargs), protocol=5)
     except Exception as exc:
@@ -100,10 +105,14 @@ def _launch(
             "clients and CUDA tensors inside the function instead"
         ) from exc
     install_coordinator(client)
-    job = Job(client, payload, job_id, options, decode=decode)
+    job = Job(client, JobSpec(job_id, name, options, payload, decode))
     untyped: Any = client
-    untyped.sync(job.start)
-    return job
+    try:
+        return job, untyped.sync(job.start)
+    except BaseException:
+        # Whoever interrupts the wait for workers has no other hold on the job.
+        job.cancel()
+        raise
 
 
 def _gathered(

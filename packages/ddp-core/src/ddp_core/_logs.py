@@ -1,4 +1,4 @@
-"""What ranks print: read at once, so that no rank ever waits, kept in part, passed on in lines."""
+"""Read what ranks print at once, so that no rank ever waits, and pass it on as fast as it goes."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ import os
 import selectors
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-# A rank may print faster than lines can travel. What exceeds this in one period is counted and
-# dropped; the last lines of each rank are always kept.
-BATCH_BYTES = 32_768
-PERIOD_S = 0.2
-TAIL_LINES = 40
-LINE_BYTES = 2_000
+from ddp_core._lines import Outgoing, Printed
+
 _READ_BYTES = 1 << 18
+# More than a pipe holds: who still prints when its rank has ended is not waited for.
+_REMAINDER_BYTES = 1 << 22
 
 
 class RankLogs:
-    """Reads the outputs of an agent's ranks in a thread of its own.
+    r"""Reads the outputs of an agent's ranks in a thread of its own.
+
+    Neither this thread nor the one that sends wakes while nobody prints.
 
     Args:
-        outputs: Readable descriptor of each rank.
-        send: Called from the thread with a batch of ``(rank, line)``; may be slow.
+        outputs: Readable descriptor of each rank, not blocking.
+        send: Called from a thread with a batch of ``(rank, line)``; may be slow. The state of a
+            progress bar ends in ``\r`` and comes every few seconds.
     """
 
     def __init__(
         self, outputs: Mapping[int, int], send: Callable[[list[tuple[int, str]]], object]
     ) -> None:
         self._send = send
-        self._tails: dict[int, deque[bytes]] = {r: deque(maxlen=TAIL_LINES) for r in outputs}
-        self._counts = dict.fromkeys(outputs, 0)
-        self._parts = dict.fromkeys(outputs, b"")
-        self._batch: list[tuple[int, str]] = []
-        self._bytes = 0
-        self._dropped = 0
         self._outputs = dict(outputs)
+        self._printed = {rank: Printed() for rank in outputs}
+        self._outgoing = Outgoing()
         self._ready = threading.Condition()
         self._reading = threading.Lock()
-        self._closing = False
+        self._has_read_all = False
+        self._awake, self._bell = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self._selector.register(self._awake, selectors.EVENT_READ)
         for rank, fd in outputs.items():
             self._selector.register(fd, selectors.EVENT_READ, rank)
         self._reader = threading.Thread(target=self._read, name="ddp-logs", daemon=True)
@@ -51,74 +49,96 @@ class RankLogs:
 
     def tail(self, rank: int) -> str:
         """The last lines of a rank, up to this moment."""
-        with self._reading, contextlib.suppress(KeyError):
-            while self._take(self._outputs[rank], rank):
-                pass
-        lines = [*self._tails.get(rank, ()), self._parts.get(rank, b"")]
-        return b"\n".join(line for line in lines if line).decode(errors="replace")
+        self._drain(rank)
+        with self._reading:
+            return self._printed[rank].tail()
 
-    def n_lines(self, rank: int) -> int:
-        """How many lines a rank has printed."""
-        return self._counts.get(rank, 0)
+    def n_bytes(self, rank: int) -> int:
+        """How much a rank has printed."""
+        return self._printed[rank].n_bytes
 
     def close(self, bound_s: float = 2.0) -> None:
-        """Read what is left and stop. The descriptors are the caller's."""
-        with self._ready:
-            self._closing = True
-            self._ready.notify()
-        self._reader.join(bound_s)
+        """Read what is left and stop, at most so long after it. The descriptors are the caller's.
+
+        The last line of each rank is sent even where it has no end.
+        """
+        os.write(self._bell, b".")
+        self._reader.join()
         self._sender.join(bound_s)
-        self._selector.close()
+        os.close(self._bell)
+        os.close(self._awake)
 
     def _read(self) -> None:
-        while self._selector.get_map() and not (self._closing and not self._step(0)):
-            self._step(0.1)
+        """Read until the bell rings. The outputs that have ended before are no longer looked at."""
+        while self._step():
+            pass
+        for rank in self._outputs:
+            self._drain(rank)
+            self._finish(rank)
+        self._selector.close()
+        with self._ready:
+            self._has_read_all = True
+            self._ready.notify()
 
-    def _step(self, wait_s: float) -> bool:
-        """Read each output that has something; False when none had."""
-        ready = self._selector.select(wait_s)
-        for key, _ in ready:
-            with self._reading:
-                if self._take(key.fd, key.data) is None:
-                    self._selector.unregister(key.fd)
-        return bool(ready)
+    def _step(self) -> bool:
+        """Wait until there is something and read once from each; False when the bell has rung."""
+        ready = [key for key, _ in self._selector.select()]
+        for key in ready:
+            if key.data is not None and self._take(key.fd, key.data) is None:
+                self._selector.unregister(key.fd)
+                self._finish(key.data)
+        return all(key.fd != self._awake for key in ready)
+
+    def _drain(self, rank: int) -> None:
+        """Read what a rank has printed up to now."""
+        end = self._printed[rank].n_bytes + _REMAINDER_BYTES
+        while self._printed[rank].n_bytes < end and self._take(self._outputs[rank], rank):
+            pass
 
     def _take(self, fd: int, rank: int) -> bool | None:
         """Read once: whether there was something, ``None`` at the end of file."""
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        *lines, rest = (self._parts[rank] + data).split(b"\n")
-        self._parts[rank] = rest[-LINE_BYTES:]
-        self._keep(rank, lines)
+        with self._reading:
+            try:
+                data = os.read(fd, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            lines = self._printed[rank].feed(data)
+            with self._changing():
+                self._outgoing.add(rank, lines)
+                self._outgoing.show(rank, self._printed[rank].bar())
         return True if data else None
 
-    def _keep(self, rank: int, lines: list[bytes]) -> None:
-        self._counts[rank] += len(lines)
-        self._tails[rank].extend(line[:LINE_BYTES] for line in lines)
+    def _finish(self, rank: int) -> None:
+        """Send the line that a rank has left without an end."""
+        with self._reading:
+            rest = self._printed[rank].finish()
+            with self._changing():
+                self._outgoing.show(rank, b"")
+                if rest:
+                    self._outgoing.add_last(rank, rest)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change what is to be sent, and wake the sender when that makes it due earlier."""
         with self._ready:
-            for line in lines:
-                if self._bytes > BATCH_BYTES:
-                    self._dropped += 1
-                    continue
-                text = line[:LINE_BYTES].decode(errors="replace")
-                self._batch.append((rank, text))
-                self._bytes += len(text) + 8
+            before = self._outgoing.due_at()
+            yield
+            if self._outgoing.due_at() != before:
+                self._ready.notify()
 
     def _forward(self) -> None:
-        while True:
+        """Send batch after batch, until everything was read and sent."""
+        over = False
+        while not over:
             with self._ready:
-                if not self._closing:
-                    self._ready.wait(PERIOD_S)
-                closing = self._closing and not self._reader.is_alive()
-                batch, self._batch, self._bytes = self._batch, [], 0
-                dropped, self._dropped = self._dropped, 0
-            if dropped:
-                batch.append((batch[-1][0] if batch else 0, f"[... {dropped} lines not sent ...]"))
+                while not self._has_read_all and (left := self._left_s()) != 0:
+                    self._ready.wait(left)
+                over = self._has_read_all
+                batch = self._outgoing.take(time.monotonic())
             if batch:
                 self._send(batch)
-            if closing:
-                return
-            if self._closing:
-                time.sleep(0.01)
+
+    def _left_s(self) -> float | None:
+        """Seconds until the next batch may leave; ``None``: there is none."""
+        due = self._outgoing.due_at()
+        return None if due is None else max(0.0, due - time.monotonic())

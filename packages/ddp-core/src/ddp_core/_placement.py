@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from distributed import Client
 
@@ -35,11 +36,11 @@ async def place(client: Client, options: LaunchOptions, before: int | None = Non
         ValueError: When ``workers`` names one that does not exist.
     """
     began = time.monotonic()
-    said = False
+    say_at = SAY_AFTER_S
     while True:
         waited = time.monotonic() - began
-        info = await identity(client)
-        workers = workers_of(info, await ask(client, "busy"))
+        survey = await ask(client, "survey")
+        workers = workers_of(await identity(client), survey["busy"], survey["gone"])
         n_ranks = options.n_ranks
         if n_ranks is None and before is not None and waited < _RESPAWN_S:
             n_ranks = before
@@ -51,8 +52,20 @@ async def place(client: Client, options: LaunchOptions, before: int | None = Non
                 raise
         except NotEnoughWorkersError as exc:
             if waited > options.wait_timeout_s:
-                raise NotEnoughWorkersError(f"after {waited:.0f} s: {exc}") from None
-            if waited > SAY_AFTER_S and not said:
-                said = True
-                logger.warning("waiting for workers: %s", exc)
+                raise NotEnoughWorkersError(
+                    f"after {waited:.0f} s: {_explain(exc, options, survey['gone'])}"
+                ) from None
+            if waited > say_at:
+                say_at *= 2
+                logger.warning("waiting for workers: %s", _explain(exc, options, survey["gone"]))
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _explain(exc: NotEnoughWorkersError, options: LaunchOptions, gone: Sequence[str]) -> str:
+    """The error, and why workers that somebody may see were not counted."""
+    parts = [str(exc)]
+    if options.workers is not None:
+        parts.append(f"counted are those that workers={list(options.workers)!r} names")
+    if gone:
+        parts.append(f"not counted, because they do not answer: {', '.join(gone)}")
+    return "; ".join(parts)

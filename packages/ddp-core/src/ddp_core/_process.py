@@ -102,6 +102,9 @@ class ChildProcess:
         spec: What ``main`` needs to know, JSON.
         payload: The pickled call.
         warm: Whether it may be forked with torch loaded; else it is a fresh interpreter.
+
+    Raises:
+        OSError: The nursery has gone; nothing is left open.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class ChildProcess:
         self._token = uuid.uuid4().hex
         self._events, self._status = b"", b""
         self._deadline: float | None = None
+        self._is_asked = False
         with contextlib.ExitStack() as stack:
             inbox = stack.enter_context(_temporary("ddp-inbox"))
             inbox.write(payload)
@@ -145,7 +149,11 @@ class ChildProcess:
                 "spec": spec,
                 "warm": warm,
             }
-            source.request(what, [theirs[name] for name in FDS])
+            try:
+                source.request(what, [theirs[name] for name in FDS])
+            except OSError:
+                self._close_descriptors()
+                raise
 
     def order(self, op: str, **what: Any) -> None:
         """Send one order. A process that has gone is noticed by its exit, not here."""
@@ -159,8 +167,9 @@ class ChildProcess:
         return [json.loads(line) for line in lines]
 
     def stop(self, grace_s: float) -> None:
-        """Ask the process to leave; ``reap`` kills it when it has not done so in time."""
-        if self._deadline is None or not self.raised:
+        """Ask the process once to leave; ``reap`` kills it when it has not done so in time."""
+        if not self._is_asked and (self._deadline is None or not self.raised):
+            self._is_asked = True
             self.order("stop")
         self.leave_within(grace_s)
 
@@ -201,6 +210,9 @@ class ChildProcess:
             time.sleep(0.01)
         if self.exit_code is None:
             self._nursery.kill()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         for fd in (self._control_fd, self.report_fd, self.exit_fd, self.out_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)

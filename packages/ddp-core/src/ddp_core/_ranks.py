@@ -36,18 +36,21 @@ class Rank:
     worker: str
 
 
-def workers_of(identity: Mapping[str, Any], busy: Iterable[str] = ()) -> list[WorkerInfo]:
+def workers_of(
+    identity: Mapping[str, Any], busy: Iterable[str] = (), gone: Iterable[str] = ()
+) -> list[WorkerInfo]:
     """The running workers in a scheduler's ``identity(n_workers=-1)``.
 
     Args:
         identity: What the scheduler answered.
         busy: Addresses of workers that another job holds.
+        gone: Addresses of workers that do not answer, though the scheduler still counts them.
     """
-    taken = set(busy)
+    taken, lost = set(busy), set(gone)
     return [
         WorkerInfo(address, host_of(address), str(info.get("name", address)), address in taken)
         for address, info in identity["workers"].items()
-        if info.get("status", "running") == "running"
+        if info.get("status", "running") == "running" and address not in lost
     ]
 
 
@@ -56,6 +59,11 @@ def host_of(address: str) -> str:
     if address.startswith("inproc:"):
         return "127.0.0.1"
     return urlsplit(address).hostname or address
+
+
+def host_port(host: str, port: int | str) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def choose_workers(
@@ -100,7 +108,8 @@ def plan_ranks(
         raise NotEnoughWorkersError(
             f"{n_ranks or 'at least 1'} ranks need {needed or 1} workers "
             f"({ranks_per_worker} per worker), running: {len(workers)} ({there}); "
-            "start more workers or ask for fewer ranks"
+            "start more workers, ask for fewer ranks (n_ranks=, ranks_per_worker=) or wait longer "
+            "(wait_timeout_s=)"
         )
     used = sorted(_cheapest(workers, needed), key=_place)
     hosts = list(dict.fromkeys(w.host for w in used))

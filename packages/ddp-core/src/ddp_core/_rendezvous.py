@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any
 
+from ddp_core._ranks import host_port
 from ddp_core.errors import RendezvousError
 
 
@@ -63,7 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         remedy = "use port=0 for a free one" if port else "rank 0 must run where this address is"
         raise RendezvousError(
-            f"rendezvous: cannot listen on {host}:{port}: {exc.strerror or exc}; {remedy}"
+            f"rendezvous: cannot listen on {host_port(host, port)}: {exc.strerror or exc}; {remedy}"
         ) from exc
     return listener
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -30,12 +30,11 @@ class _Shipped(SchedulerPlugin):
     idempotent = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with _by_value:
-            cloudpickle.register_pickle_by_value(_coordinator)
-            try:
-                return cloudpickle.loads, (cloudpickle.dumps(_coordinator.Coordinator()),)
-            finally:
-                cloudpickle.unregister_pickle_by_value(_coordinator)
+        with _by_value, contextlib.ExitStack() as stack:
+            for module in _coordinator.travels():
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+            return cloudpickle.loads, (cloudpickle.dumps(_coordinator.Coordinator()),)
 
 
 def install_coordinator(client: Client) -> None:
@@ -44,15 +43,49 @@ def install_coordinator(client: Client) -> None:
 
 
 async def ask(client: Client, op: str, /, **given: Any) -> Any:
-    """One call to the coordinator."""
-    return await getattr(client.scheduler, _coordinator.HANDLER)(verb=op, **given)
+    """One call to the coordinator.
+
+    Raises:
+        OSError: The client is closed, or cannot reach the scheduler.
+    """
+    return await getattr(_scheduler(client), _coordinator.HANDLER)(verb=op, **given)
 
 
 async def identity(client: Client) -> dict[str, Any]:
     """What the scheduler knows of all its workers; ``scheduler_info()`` has told of five only."""
-    scheduler: Any = client.scheduler
-    answer: dict[str, Any] = await scheduler.identity(n_workers=-1)
+    answer: dict[str, Any] = await _scheduler(client).identity(n_workers=-1)
     return answer
+
+
+async def run_on_each(
+    client: Client,
+    workers: Sequence[str],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    bound_s: float,
+) -> dict[str, Any]:
+    """Call a function in each worker's process.
+
+    Returns:
+        The answer of each worker. For one that raised, has gone, or has not answered within
+        ``bound_s``: the exception.
+    """
+
+    async def one(address: str) -> Any:
+        call = _untyped(client)._run(function, *arguments, workers=[address], on_error="return")
+        try:
+            return (await asyncio.wait_for(call, bound_s))[address]
+        except TimeoutError:
+            return TimeoutError(f"no answer within {bound_s:g} s")
+        except Exception as exc:  # noqa: BLE001 - it is the answer
+            return exc
+
+    return dict(zip(workers, await asyncio.gather(*map(one, workers)), strict=True))
+
+
+async def run_on_scheduler(client: Client, function: Callable[[], Any], bound_s: float) -> Any:
+    """Call a function in the scheduler's process, waiting so long for its answer."""
+    return await asyncio.wait_for(_untyped(client)._run_on_scheduler(function), bound_s)
 
 
 def agent_key(spec: AgentSpec) -> str:
@@ -77,8 +110,21 @@ def submit_agents(client: Client, specs: Sequence[AgentSpec], payload: bytes) ->
     return list(_untyped(client).compute(tasks, optimize_graph=False))
 
 
+def lend(futures: Sequence[Future[Any]]) -> list[Future[Any]]:
+    """Copies of futures, each of which Dask counts as one more holder of its task."""
+    return [Future(future.key, future.client) for future in futures]
+
+
+def are_held(client: Client, futures: Sequence[Future[Any]]) -> bool:
+    """Whether anybody but the caller holds one of the futures, or a copy of it."""
+    counts = _untyped(client).refcount
+    return any(counts.get(future.key, 0) > 1 for future in futures)
+
+
 async def settle(futures: Sequence[Future[Any]], bound_s: float) -> bool:
     """Wait until Dask has told the end of each of the futures; False when time is over."""
+    if not futures:
+        return True
     waits = [asyncio.ensure_future(_state(f).wait()) for f in futures]
     try:
         _, late = await asyncio.wait(waits, timeout=bound_s)
@@ -106,6 +152,12 @@ def future_error(future: Future[Any]) -> BaseException | None:
     """The exception of a future that has failed; does not block."""
     error: BaseException | None = _state(future).exception
     return error
+
+
+def _scheduler(client: Client) -> Any:
+    if client.scheduler is None:
+        raise ConnectionError("the client is closed")
+    return client.scheduler
 
 
 def _state(future: Future[Any]) -> Any:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from ddp_core._placement import SAY_AFTER_S
+from ddp_core._ranks import host_port
 from ddp_core.options import LaunchOptions
 
 # What an agent may need to say that it has left, beyond the grace of its ranks.
 _LEAVE_S = 6.0
 _STACKS_S = 3.0
+_NOT_JOINED = ("queued", "starting", "ready")
+_LISTED = 16
+
+
+T = TypeVar("T")
 
 
 class Watch:
@@ -22,6 +31,7 @@ class Watch:
         self._since = time.monotonic()
         self._said = 0
         self._stalled_at = 0.0
+        self._silent: dict[str, tuple[int, float]] = {}
         self.blockers: list[str] = []
 
     def is_late(self, view: dict[str, Any]) -> bool:
@@ -39,13 +49,17 @@ class Watch:
             return {
                 "kind": "gang-timeout",
                 "text": f"the workers were not free after {self._options.start_timeout_s:g} s: "
-                + ("; ".join(self.blockers) or f"no agent on {', '.join(view['missing'])}"),
+                + ("; ".join(self.blockers) or f"no agent on {', '.join(view['missing'])}")
+                + "; free these workers, choose others with workers=, or wait longer with "
+                "start_timeout_s=",
             }
+        address = view["address"]
         states = ", ".join(f"rank {r} {s['state']}" for r, s in view["ranks"][:64])
         return {
             "kind": "rendezvous",
             "text": f"no process group after {self._options.rendezvous_timeout_s:g} s: {states}; "
-            "store at " + ":".join(map(str, view["address"] or ["(not yet known)"])),
+            f"store at {host_port(*address) if address else '(not yet known)'}; if the ranks only "
+            "need longer to start, set rendezvous_timeout_s=",
         }
 
     def left_s(self) -> float:
@@ -61,11 +75,46 @@ class Watch:
     def should_say(self, view: dict[str, Any]) -> bool:
         """Whether the job has waited so long that its owner should know: after 10 s, 20 s, 40 s."""
         waited = time.monotonic() - self._since
-        waits = view["state"] in ("waiting", "starting")
-        if waits and waited > SAY_AFTER_S * (1 << self._said) - 0.1:
+        waits = view["state"] in ("waiting", "starting", "stopping")
+        if (
+            view["state"] == self._state
+            and waits
+            and waited > SAY_AFTER_S * (1 << self._said) - 0.1
+        ):
             self._said += 1
             return True
         return False
+
+    def why(self, view: dict[str, Any]) -> str:
+        """For whom the job waits, to follow its name in a sentence."""
+        if view["state"] == "waiting":
+            return "waits for its workers: " + (
+                "; ".join(self.blockers) or f"no agent on {', '.join(view['missing'])}"
+            )
+        states = {int(r): str(s["state"]) for r, s in view["ranks"]}
+        if view["state"] == "starting":
+            slow = [f"rank {r} is {s}" for r, s in states.items() if s in _NOT_JOINED]
+            return "waits for the ranks to join: " + (_listed(slow) or "all have")
+        there = [str(r) for r, s in states.items() if s not in ("left", "queued")]
+        if not there:
+            return "is stopping: its ranks have left, its workers have not said so"
+        many = len(there) > 1
+        return (
+            f"is stopping: rank{'s' if many else ''} {_listed(there)} do{'' if many else 'es'} "
+            "not exit"
+        )
+
+    def silences(self, view: dict[str, Any]) -> list[str]:
+        """What to say of silent workers: each once, and again after 10 s, 20 s, 40 s…."""
+        due, now = [], time.monotonic()
+        texts = {re.sub(r"for \d+ s", "", text): text for text in view.get("silent", ())}
+        self._silent = {about: said for about, said in self._silent.items() if about in texts}
+        for about, text in texts.items():
+            times, since = self._silent.get(about, (0, now))
+            if not times or now - since > SAY_AFTER_S * (1 << (times - 1)):
+                self._silent[about] = times + 1, since
+                due.append(text)
+        return due
 
     def has_stalled(self, view: dict[str, Any]) -> bool:
         """Whether no rank has made progress for ``stall_timeout_s``; said once."""
@@ -102,3 +151,22 @@ class Watch:
             and self._state == "stopping"
             and time.monotonic() - self._since > bound
         )
+
+
+async def patiently(waiting: Coroutine[Any, Any, T], say: Callable[[], None]) -> T:
+    """Await something, calling ``say`` after 10 s, 20 s, 40 s…."""
+    task = asyncio.ensure_future(waiting)
+    began, bound_s = time.monotonic(), SAY_AFTER_S
+    try:
+        while not (await asyncio.wait({task}, timeout=began + bound_s - time.monotonic()))[0]:
+            say()
+            bound_s *= 2
+        return await task
+    finally:
+        task.cancel()
+
+
+def _listed(texts: list[str]) -> str:
+    shown = ", ".join(texts[:_LISTED])
+    hidden = len(texts) - _LISTED
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
