@@ -67,6 +67,7 @@ class Fault:
         truncate_after_bytes: pass so many bytes of the body, then close in good order.
         stall_after_bytes: pass so many bytes of the body, then nothing more, ever.
         bytes_per_s: pass the body not faster than this.
+        corrupt_byte_at: flip one bit of the body's byte at this position.
     """
 
     delay_s: float = 0.0
@@ -79,12 +80,14 @@ class Fault:
     truncate_after_bytes: int | None = None
     stall_after_bytes: int | None = None
     bytes_per_s: float | None = None
+    corrupt_byte_at: int | None = None
 
     @property
     def cuts_body(self) -> bool:
         """Whether the body of the server's answer is watched."""
         limits = (self.reset_after_bytes, self.truncate_after_bytes, self.stall_after_bytes)
-        return self.bytes_per_s is not None or any(limit is not None for limit in limits)
+        others = (self.bytes_per_s, self.corrupt_byte_at)
+        return any(each is not None for each in (*limits, *others))
 
     @property
     def answer(self) -> bytes | None:
@@ -390,6 +393,7 @@ class _Front(asyncio.Protocol):
         limit = min((each for each in limits if each is not None), default=None)
         if limit is not None and self._passed + len(data) >= limit:
             data = data[: limit - self._passed]
+        data = _corrupted(data, fault.corrupt_byte_at, self._passed)
         self._passed += len(data)
         if fault.bytes_per_s and self._back is not None and data:
             self._back.pause_reading()
@@ -439,6 +443,14 @@ class _Back(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         if not self._front._stalled:
             self._front.close()
+
+
+def _corrupted(data: bytes, position: int | None, passed: int) -> bytes:
+    """Return this part of a body, after `passed` bytes, with a bit flipped at `position`."""
+    place = -1 if position is None else position - passed
+    if not 0 <= place < len(data):
+        return data
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

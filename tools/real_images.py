@@ -20,7 +20,9 @@ def digits() -> dict[str, bytes]:
     }
 
 
-def photographs(count: int, width: int = 320, height: int = 280) -> dict[str, bytes]:
+def photographs(
+    count: int, width: int = 320, height: int = 280, quality: int = 75
+) -> dict[str, bytes]:
     """Return crops of two photographs as JPEG files, half under `china/`, half under `flower/`."""
     from sklearn.datasets import load_sample_images
 
@@ -31,12 +33,12 @@ def photographs(count: int, width: int = 320, height: int = 280) -> dict[str, by
             top = number * 37 % (rows - height)
             left = number * 53 % (columns - width)
             crop = pixels[top : top + height, left : left + width]
-            files[f"{name}/{number:04d}.jpg"] = encoded(crop, "JPEG")
+            files[f"{name}/{number:04d}.jpg"] = encoded(crop, "JPEG", quality=quality)
     return files
 
 
-def encoded(pixels: Any, file_format: str) -> bytes:
+def encoded(pixels: Any, file_format: str, **settings: Any) -> bytes:
     """Encode an array of 8-bit pixels, (height, width) or (height, width, 3), as an image file."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, file_format)
+    Image.fromarray(pixels).save(buffer, file_format, **settings)
     return buffer.getvalue()

@@ -53,6 +53,8 @@ class S3Server:
     def __init__(self, *, anonymous_buckets: Iterable[str] = ()) -> None:
         self.access_key = f"local-{secrets.token_hex(8)}"
         self.secret_key = secrets.token_hex(20)
+        self.next_access_key = f"local-{secrets.token_hex(8)}"  # of the same owner, to change to
+        self.next_secret_key = secrets.token_hex(20)
         self.endpoint_url = ""
         self._anonymous_buckets = tuple(anonymous_buckets)
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,7 +206,10 @@ class S3Server:
         readable = [f"{act}:{name}" for name in self._anonymous_buckets for act in ("Read", "List")]
         owner = {
             "name": "owner",
-            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "credentials": [
+                {"accessKey": self.access_key, "secretKey": self.secret_key},
+                {"accessKey": self.next_access_key, "secretKey": self.next_secret_key},
+            ],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         anonymous = {"name": "anonymous", "actions": readable}

@@ -141,17 +141,21 @@ def test_two_datasets_in_one_process_do_not_disturb_each_other(fill, aws):
     assert [each[0].data for each in (first, second, first)] == [b"1", b"2", b"1"]
 
 
-def test_bytes_in_flight_are_bounded_and_a_large_object_still_comes(fill, through_proxy, proxy):
+def test_bytes_in_flight_are_bounded(fill, aws, proxy):
     bucket = fill({f"{i}": bytes(300_000) for i in range(8)})
-    options = S3Options(endpoint_url=proxy.endpoint_url, inflight_bytes=500_000)
+    options = S3Options(endpoint_url=proxy.endpoint_url, inflight_bytes=500_000, hedge=False)
     dataset = S3Dataset(bucket, options=options)
-    open_now, most = set(), 0
+    proxy.drop_connections()
     proxy.plan = lambda request: Fault(delay_s=0.01)
-    found = dataset.__getitems__(range(8))
-    assert [len(each.data) for each in found] == [300_000] * 8
-    small = S3Dataset(bucket, options=S3Options(inflight_bytes=1000))
-    assert len(small.__getitems__([1, 2])) == 2
-    del open_now, most
+    before = proxy.connections
+    assert [len(each.data) for each in dataset.__getitems__(range(8))] == [300_000] * 8
+    assert proxy.connections - before == 1  # a second object would not fit
+
+
+def test_an_object_larger_than_the_bound_is_read_alone(fill, aws):
+    bucket = fill({f"{i}": bytes(300_000) for i in range(3)})
+    dataset = S3Dataset(bucket, options=S3Options(inflight_bytes=1000))
+    assert [len(each.data) for each in dataset.__getitems__([1, 2])] == [300_000] * 2
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+from urllib.parse import unquote_plus
+
 import pytest
 from conftest import png
 
@@ -10,6 +12,7 @@ from ddp_s3data import (
     S3Dataset,
     S3Options,
 )
+from ddp_s3data._direct import parse_page
 from ddp_s3data._listing import list_index
 from ddp_s3data.testing import MemoryStore
 from fault_proxy import Fault
@@ -197,3 +200,12 @@ def test_an_index_file_is_written_once_and_then_read(fill, through_proxy, proxy,
     assert [again[i].data for i in range(2)] == [b"x", b"y"]
     with pytest.raises(IndexFileError, match="not of s3://"):
         S3Dataset(bucket, "other", options=through_proxy, index=file)
+
+
+@pytest.mark.parametrize("key", ["a%00b", "a%0Ab", "a+b", "%C3", "e%CC%81", ""])
+def test_encoded_keys_of_a_page_are_decoded_each_by_itself(key):
+    names = ["x%2Fy", key, "%C3%A9"]
+    body = "".join(f"<Contents><Key>{name}</Key><Size>1</Size></Contents>" for name in names)
+    head = "<ListBucketResult><EncodingType>url</EncodingType>"
+    page = parse_page(f"{head}{body}</ListBucketResult>".encode())
+    assert page.keys == ["x/y", unquote_plus(key), "é"]

@@ -113,6 +113,32 @@ def test_without_look_ahead_nothing_is_fetched_early(digits, aws, proxy):
     assert folder.stats()["requests"] == 10
 
 
+def test_an_index_that_comes_again_soon_is_fetched_ahead_too(digits, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url)
+    folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
+    loader = S3DataLoader(folder, batch_sampler=[[0, 1], [1, 2], [3]], lookahead=1)
+    batches = iter(loader)
+    next(batches)
+    for _ in range(500):
+        if folder.stats()["objects"] == 4:
+            break
+        proxy_wait()
+    assert folder.stats()["objects"] == 4  # 0, 1, and already 1, 2
+    assert [len(targets) for _, targets in batches] == [2, 1]
+
+
+def test_an_epoch_begins_with_the_depth_at_which_the_last_ended(digits, aws, proxy):
+    options = S3Options(endpoint_url=proxy.endpoint_url)
+    folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
+    proxy.plan = lambda request: Fault(delay_s=0.03)
+    loader = S3DataLoader(folder, batch_size=4, lookahead=3)
+    epoch(loader)
+    assert loader.stats()["depth"] == 3
+    proxy.forget()
+    next(iter(loader))
+    assert loader.stats()["depth"] >= 2
+
+
 def test_look_ahead_sees_through_subsets(digits, aws, proxy):
     options = S3Options(endpoint_url=proxy.endpoint_url)
     folder = S3ImageFolder(digits, "train", transform=pixel, options=options)
@@ -213,7 +239,9 @@ def test_a_daemonic_process_is_told_to_use_no_workers(folder):
     out = context.Queue()
     process = context.Process(target=_in_a_daemon, args=(folder, out), daemon=True)
     process.start()
-    assert "use num_workers=0" in out.get(timeout=60)
+    said = out.get(timeout=60)
+    assert "use num_workers=0" in said
+    assert "decode_threads=os.cpu_count()" in said
     assert out.get(timeout=60) == 3
     process.join(30)
     process.close()

@@ -74,3 +74,9 @@ def test_depth_tries_less_and_less_often_to_fall_when_that_was_wrong():
     gaps = [after - before for before, after in itertools.pairwise(falls[1:])]
     assert gaps == sorted(gaps)
     assert gaps[-1] >= Depth.MOST_PATIENCE / 2
+
+
+def test_depth_may_start_where_another_stopped():
+    assert Depth(4).now == 1
+    assert Depth(4, 3).now == 3
+    assert Depth(2, 3).now == 2

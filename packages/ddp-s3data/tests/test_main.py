@@ -32,10 +32,19 @@ def test_index_writes_a_file_that_bench_reads(where, tmp_path, capsys):
     file = tmp_path / "index"
     assert main(["index", where, "-o", str(file)]) == 0
     assert len(Index.load(file)) == 70
-    assert main(["bench", where, "--index", str(file), "--objects", "66"]) == 0
+    assert main(["bench", where, "--index", str(file)]) == 0
     said = capsys.readouterr().out
-    for word in ("requests/s", "latency", "decoding", "limit", "suggestion"):
+    for word in ("requests/s", "latency", "decoding", "images/s", "limit", "S3DataLoader("):
         assert word in said
+    assert main(["bench", where, "--objects", "64"]) == 0
+    assert "give more --objects" in capsys.readouterr().out
+
+
+def test_bench_reads_what_are_no_images(fill, aws, capsys):
+    assert main(["bench", f"s3://{fill({f'{i}': b'text' for i in range(70)})}"]) == 0
+    said = capsys.readouterr().out
+    assert "objects/s" in said
+    assert "decoding" not in said
 
 
 def test_it_runs_as_a_module(where):

@@ -19,6 +19,8 @@ SECRET = "the-secret-one"
         ({"endpoint_url": "localhost:9000"}, "http://"),
         ({"max_connections": 0}, "at least 1"),
         ({"deadline_s": 0}, "more than 0"),
+        ({"cache_dir": ""}, "name a directory"),
+        ({"cache_bytes": 0}, "at least 1"),
     ],
 )
 def test_a_wrong_option_is_an_error_at_construction(wrong, text):

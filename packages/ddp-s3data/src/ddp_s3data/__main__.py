@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 
 from ._address import split_address
+from ._bench import BATCH, choose, decoding_s, fetch, try_out
 from ._index import Index
 from ._listing import list_index
-from .dataset import S3Dataset, S3Object
+from .dataset import S3Dataset
 from .errors import S3DataError
-from .images import IMG_EXTENSIONS, S3File, load_rgb
 from .options import S3Options
 
 _SAMPLE = 2000
-_BATCH = 64
+_LIMITS = {
+    "decode": "decoding: more cores would help, a faster network would not",
+    "network": "the network: more workers or connections may help, more cores would not",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,55 +71,28 @@ def index(parsed: argparse.Namespace, options: S3Options) -> int:
 
 def bench(parsed: argparse.Namespace, options: S3Options) -> int:
     """Read a random part, batch by batch; say how fast, what limits, and what to choose."""
-    bucket, prefix = split_address(parsed.address)
-    dataset = S3Dataset(bucket, prefix, options=options, index=_index(parsed, options))
-    chosen = random.Random(0).sample(range(len(dataset)), min(parsed.objects, len(dataset)))
-    batches = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
-    dataset.__getitems__(batches[0][:1])  # connects
-    before = dataset.stats()["bytes"]
-    started, cpu = time.perf_counter(), time.process_time()
-    read = [each for batch in batches for each in dataset.__getitems__(batch)]
-    took, cpu = time.perf_counter() - started, time.process_time() - cpu
-    stats = dataset.stats()
-    rate = len(read) / took
-    megabytes = (stats["bytes"] - before) / 1e6
-    print(f"requests/s   {rate:.0f} in one process, {megabytes / took:.1f} MB/s")
-    print(f"cpu/request  {1000 * cpu / len(read):.2f} ms")
-    quantiles = ", ".join(f"{k} {1000 * v:.0f} ms" for k, v in stats["latency_s"].items())
+    found = _index(parsed, options)
+    chosen = random.Random(0).sample(range(len(found)), min(parsed.objects, len(found)))
+    fetched = fetch(found, options, chosen)
+    print(f"requests/s   {fetched.per_s:.0f}, {fetched.bytes_per_s / 1e6:.1f} MB/s in one process")
+    print(f"cpu/request  {1000 * fetched.cpu_s:.2f} ms")
+    quantiles = ", ".join(f"{k} {1000 * v:.0f} ms" for k, v in fetched.latency_s.items())
     print(f"latency      {quantiles}")
-    if stats["retries"]:
-        print(f"retries      {stats['retries']}")
-    images = [each for each in read if each.key.lower().endswith(IMG_EXTENSIONS)][:200]
-    decode_s = _decode_s(images) if images else 0.0
+    if fetched.retries:
+        print(f"retries      {fetched.retries}")
+    decode_s = decoding_s(found, options, chosen)
     if decode_s:
-        print(f"decoding     {1 / decode_s:.0f} images/s on one core")
-    _advise(rate, decode_s, 1.0 / rate, dataset)
+        print(f"decoding     {1 / decode_s:.0f} images/s on one core, without transform")
+    settings = choose(fetched, decode_s, os.cpu_count() or 1)
+    rate, limit = try_out(found, options, chosen, settings)
+    if rate:
+        what = "images/s " if decode_s else "objects/s"
+        print(f"{what}    {rate:.0f} with the settings below")
+        print(f"limit        {_LIMITS.get(limit, limit)}")
+    else:
+        print(f"images/s     not measured: one batch of {BATCH} was all; give more --objects")
+    print(f"suggestion   {settings}")
     return 0
-
-
-def _advise(rate: float, decode_s: float, fetch_s: float, dataset: S3Dataset) -> None:
-    cores = os.cpu_count() or 1
-    workers = max(1, cores - 1) if decode_s else min(4, cores)
-    limit = "decoding: more cores" if decode_s > fetch_s else "the network"
-    together = min(rate, 1 / decode_s if decode_s else rate) * workers
-    print(f"limit        {limit}")
-    print(
-        f"suggestion   S3DataLoader(dataset, batch_size={_BATCH}, num_workers={workers}), "
-        f"about {together:.0f} samples/s on this machine; {dataset.options.max_connections} "
-        "connections in each worker"
-    )
-
-
-def _decode_s(images: Sequence[S3Object]) -> float:
-    """Return the seconds of decoding per image, or 0 if none of them is one."""
-    started, good = time.perf_counter(), 0
-    for each in images:
-        try:
-            load_rgb(S3File(each.data, each.address))
-            good += 1
-        except Exception:  # noqa: BLE001 - a benchmark passes over what is no image
-            continue
-    return (time.perf_counter() - started) / good if good else 0.0
 
 
 def _index(parsed: argparse.Namespace, options: S3Options) -> Index:

@@ -19,6 +19,7 @@ from botocore.utils import get_environ_proxies
 
 from ._address import quote_key
 from ._contract import FaultError, Page, RefusedError, Reply
+from ._integrity import ASK
 from ._routes import Route
 from ._sigv4 import Keys, Signer
 from .errors import CredentialsError, EndpointError
@@ -128,7 +129,7 @@ class Control:
             base_path=parts.path[: -len(quoted)],
             secure=secure,
             region=self._used_region,
-            extra=(("x-amz-request-payer", "requester"),) if self._options.requester_pays else (),
+            extra=_extra_headers(self._options),
         )
         keys = await self.keys()
         if keys is None:
@@ -196,12 +197,13 @@ class BotocoreStore:
     def __init__(self, control: Control, options: S3Options) -> None:
         self._control = control
         self._extra = {"RequestPayer": "requester"} if options.requester_pays else {}
+        self._of_get = _arguments_of_get(options)
 
     async def get(self, key: str) -> Reply:
         """Return the whole object."""
 
         async def call(client: Any) -> Reply:
-            found = await client.get_object(Bucket=self._control.bucket, Key=key, **self._extra)
+            found = await client.get_object(Bucket=self._control.bucket, Key=key, **self._of_get)
             meta = found["ResponseMetadata"]
             async with found["Body"] as stream:
                 body = await stream.read()
@@ -263,6 +265,8 @@ class BotocoreStore:
             raise FaultError("tls", str(error)) from error
         except (exceptions.ReadTimeoutError, TimeoutError) as error:
             raise FaultError("stalled", str(error)) from error
+        except exceptions.FlexibleChecksumError as error:
+            raise FaultError("checksum", str(error)) from error
         except exceptions.HTTPClientError as error:
             raise FaultError("reset", str(error)) from error
         except aiohttp.ClientError as error:
@@ -287,9 +291,8 @@ async def _prepared(client: Any, bucket: str, options: S3Options) -> Any:
 
     event, mark = "before-send.s3.GetObject", "ddp-s3data"
     client.meta.events.register_first(event, stop, unique_id=mark)
-    extra = {"RequestPayer": "requester"} if options.requester_pays else {}
     try:
-        await client.get_object(Bucket=bucket, Key=_PROBE_KEY, **extra)
+        await client.get_object(Bucket=bucket, Key=_PROBE_KEY, **_arguments_of_get(options))
     except _PreparedError as prepared:
         return prepared.request
     except exceptions.BotoCoreError as error:
@@ -299,6 +302,17 @@ async def _prepared(client: Any, bucket: str, options: S3Options) -> Any:
     finally:
         client.meta.events.unregister(event, stop, unique_id=mark)
     raise EndpointError(f"preparing to read s3://{bucket}: botocore sent no request")
+
+
+def _extra_headers(options: S3Options) -> tuple[tuple[str, str], ...]:
+    """Return what our own requests carry besides; the same as `_arguments_of_get`."""
+    payer = [("x-amz-request-payer", "requester")] if options.requester_pays else []
+    return (*payer, *([ASK] if options.checksum else []))
+
+
+def _arguments_of_get(options: S3Options) -> dict[str, str]:
+    payer = {"RequestPayer": "requester"} if options.requester_pays else {}
+    return {**payer, **({"ChecksumMode": "ENABLED"} if options.checksum else {})}
 
 
 def _config(options: S3Options) -> Any:

@@ -49,6 +49,8 @@ _REMEDIES = {
     "spread the keys over more prefixes",
     "stalled": "the server stopped in the middle of an answer; see stall_timeout_s",
     "truncated": "connections break off; check the network, or a proxy between",
+    "checksum": "the object is damaged where it lies, or on the way every time; write it anew, or, "
+    "if this server's ETags are no MD5, leave out checksum=True",
     "empty": "the server sends no body for an object that has one",
 }
 _DENIED = "the credentials need {permission}; if the bucket is public pass anon=True"

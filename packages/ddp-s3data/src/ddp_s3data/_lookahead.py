@@ -22,17 +22,23 @@ class Batch(list[int]):
     Attributes:
         ahead: the next batches of the same DataLoader worker, nearest first.
         lane: number of the iterator that dealt it, unique in the process that iterates.
+        threads: how many threads make its samples; 0: the one that asks.
     """
 
     def __init__(
-        self, indices: Iterable[int], ahead: tuple[list[int], ...] = (), lane: int = 0
+        self,
+        indices: Iterable[int],
+        ahead: tuple[list[int], ...] = (),
+        lane: int = 0,
+        threads: int = 0,
     ) -> None:
         super().__init__(indices)
         self.ahead = ahead
         self.lane = lane
+        self.threads = threads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (list(self), self.ahead, self.lane)
+        return Batch, (list(self), self.ahead, self.lane, self.threads)
 
 
 class LookAheadSampler:
@@ -46,15 +52,22 @@ class LookAheadSampler:
         stride: number of DataLoader workers, or 1.
         depth: how many batches of the same worker each batch carries.
         position: where to begin; at the first batch if None.
+        threads: how many threads of a worker are to make samples.
     """
 
     def __init__(
-        self, batches: Iterable[Any], stride: int, depth: int, position: Position | None = None
+        self,
+        batches: Iterable[Any],
+        stride: int,
+        depth: int,
+        position: Position | None = None,
+        threads: int = 0,
     ) -> None:
         self.batches = batches
         self.stride = stride
         self.depth = depth
         self._position = position
+        self._threads = threads
 
     def __iter__(self) -> Iterator[Batch]:
         lane = next(_LANES)
@@ -67,7 +80,7 @@ class LookAheadSampler:
             if not window:
                 return
             ahead = tuple(itertools.islice(window, self.stride, None, self.stride))
-            yield Batch(window[0], ahead, lane)
+            yield Batch(window[0], ahead, lane, self._threads)
             window.popleft()
 
     def __len__(self) -> int:
@@ -87,6 +100,7 @@ class AheadSubset(Subset[Any]):
             self._inner(indices),
             tuple(self._inner(batch) for batch in getattr(indices, "ahead", ())),
             getattr(indices, "lane", 0),
+            getattr(indices, "threads", 0),
         )
         whole: Any = self.dataset
         if hasattr(whole, "__getitems__"):
@@ -121,6 +135,7 @@ class Depth:
 
     Args:
         most: the largest depth.
+        start: the first.
     """
 
     WAITING = 0.03
@@ -128,9 +143,9 @@ class Depth:
     PATIENCE = 8
     MOST_PATIENCE = 256
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, start: int = 1) -> None:
         self.most = most
-        self.now = min(1, most)
+        self.now = min(start, most)
         self._calm = 0
         self._patience = self.PATIENCE
         self._fell = False

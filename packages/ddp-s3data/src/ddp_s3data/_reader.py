@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
+from ._cache import DiskCache
 from ._contract import Reply
 from ._direct import open_store
 from ._engine import Engine, engine
@@ -23,9 +24,9 @@ _PLAIN = 0
 class _Lane:
     """What was fetched ahead for one iterator, and how far ahead to fetch."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, start: int = 1) -> None:
         self.slots: dict[int, Slot] = {}
-        self.depth = Depth(most)
+        self.depth = Depth(most, start)
         self.ended_at = time.perf_counter()
 
 
@@ -48,6 +49,8 @@ class Reader:
         self._engine = engine()
         self._scheduler = scheduler_for(self._engine, index.bucket, options, opener)
         self._lanes: dict[int, _Lane] = {}
+        where = options.cache_dir
+        self._cache = None if where is None else DiskCache(where, options.cache_bytes)
 
     def read(
         self, indices: Sequence[int], ahead: Sequence[Sequence[int]] = (), lane_id: int = _PLAIN
@@ -71,6 +74,7 @@ class Reader:
         try:
             for place, index in enumerate(indices):
                 slot = slots[index]
+                self._restore(slot)
                 if not slot.done:
                     if freed:
                         self._engine.call(self._scheduler.release, freed)
@@ -78,6 +82,7 @@ class Reader:
                     started = time.perf_counter()
                     slot.wait(self._engine)
                     waited += time.perf_counter() - started
+                self._keep(slot)
                 yield index, _outcome(slot)
                 if last_use[index] == place:
                     slot.reply = None
@@ -109,18 +114,20 @@ class Reader:
             slot = kept.pop(index, None)
             if slot is None:
                 slot = self._slot(index, demanded=True)
-                fresh.append(slot)
-            else:
+                if not slot.stored:
+                    fresh.append(slot)
+            elif not slot.stored:
                 promoted.append(slot)
             slots[index] = slot
         for depth, batch in enumerate(ahead):
             for index in batch:
-                if index in lane.slots or index in slots:
+                if index in lane.slots:
                     continue
                 slot = kept.pop(index, None)
                 if slot is None and depth < lane.depth.now:
                     slot = self._slot(index, demanded=False)
-                    later.append(slot)
+                    if not slot.stored:
+                        later.append(slot)
                 if slot is not None:
                     lane.slots[index] = slot
         if kept:
@@ -131,7 +138,7 @@ class Reader:
 
     def _slot(self, index: int, *, demanded: bool) -> Slot:
         found = self._index
-        return Slot(
+        slot = Slot(
             found.key(index),
             found.address(index),
             found.size(index),
@@ -139,11 +146,35 @@ class Reader:
             self._counters,
             demanded,
         )
+        if self._cache is not None:
+            slot.stored = self._cache.has(found.bucket, slot.key, slot.etag)
+        return slot
+
+    def _restore(self, slot: Slot) -> None:
+        """Fill the slot from the disk cache if it is there; if it is no longer, ask for it."""
+        if self._cache is None or not slot.stored or slot.done:
+            return
+        body = self._cache.get(self._index.bucket, slot.key, slot.etag)
+        if body is not None:
+            slot.reply = Reply(200, {"etag": f'"{slot.etag}"'}, body)
+            slot.finish()
+            self._counters.cached += 1
+            return
+        slot.stored, slot.demanded = False, True
+        self._engine.call(self._scheduler.submit, [slot], [], [])
+
+    def _keep(self, slot: Slot) -> None:
+        """Write what was fetched to the disk cache, unless it is not what was listed."""
+        reply = slot.reply
+        if self._cache is None or slot.stored or reply is None or reply.etag != slot.etag:
+            return
+        self._cache.put(self._index.bucket, slot.key, slot.etag, reply.body)
 
     def _lane(self, lane_id: int, most: int) -> _Lane:
         lane = self._lanes.get(lane_id)
         if lane is None:
-            lane = self._lanes[lane_id] = _Lane(most)
+            start = next(reversed(self._lanes.values())).depth.now if self._lanes else 1
+            lane = self._lanes[lane_id] = _Lane(most, start)
             while len(self._lanes) > _LANES_KEPT:
                 oldest = self._lanes.pop(next(iter(self._lanes)))
                 self._engine.call(self._scheduler.drop, [*oldest.slots.values()])

@@ -7,17 +7,21 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from ._address import address
 from ._contract import FaultError, ObjectStore, Page, RefusedError, Reply
 from ._failures import failure, too_late
+from ._integrity import check
 from ._retry import RULES, cause_of, wait_s
 from ._stats import Counters
 from .options import S3Options
 
 _log = logging.getLogger("ddp_s3data")
 _T = TypeVar("_T")
+
+_LARGE_BYTES = 1 << 20  # to be checked in a thread, for the loop not to stand still
 
 
 class Requests:
@@ -44,6 +48,7 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self._draw = random.Random()
         self._renewal: asyncio.Task[bool] | None = None
+        self._renewals = 0  # that brought other credentials
 
     async def get(self, key: str, size: int, etag: str, counters: Counters) -> Reply:
         """Return the object, complete.
@@ -65,6 +70,8 @@ class Requests:
             counters.took(self._loop.time() - started)
             if not reply.body and size > 0 and (not reply.etag or reply.etag == etag):
                 raise FaultError("empty", f"no body, where {size} bytes are listed")
+            if self._options.checksum and not await self._check(reply):
+                counters.unchecked += 1
             return reply
 
         reply = await self._persist(once, "reading", address(self._bucket, key), counters)
@@ -86,6 +93,13 @@ class Requests:
 
         return await self._persist(once, "listing", address(self._bucket, prefix), Counters())
 
+    async def _check(self, reply: Reply) -> bool:
+        """Compare the body with its checksum; return whether it has one."""
+        compare = partial(check, reply, etag_is_md5=not self._bucket.endswith("--x-s3"))
+        if len(reply.body) <= _LARGE_BYTES:
+            return compare()
+        return await self._loop.run_in_executor(None, compare)
+
     async def _persist(
         self, once: Callable[[], Awaitable[_T]], doing: str, where: str, counters: Counters
     ) -> _T:
@@ -97,6 +111,7 @@ class Requests:
             async with asyncio.timeout(limit_s):
                 while True:
                     attempt += 1
+                    renewals = self._renewals
                     try:
                         return await once()
                     except (FaultError, RefusedError) as error:
@@ -104,6 +119,8 @@ class Requests:
                     cause = cause_of(last)
                     counters.retries[cause] += 1
                     seen[cause] += 1
+                    if cause == "expired" and renewals != self._renewals:
+                        continue  # it was sent with the old credentials
                     if not await self._may_repeat(last, cause, seen, attempt):
                         raise failure(
                             cause,
@@ -148,5 +165,5 @@ class Requests:
 
     def _renewed(self, task: asyncio.Task[bool]) -> None:
         self._renewal = None
-        if not task.cancelled():
-            task.exception()
+        if not task.cancelled() and task.exception() is None and task.result():
+            self._renewals += 1

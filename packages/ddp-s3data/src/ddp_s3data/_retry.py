@@ -37,6 +37,7 @@ RULES: dict[str, Rule] = {
     "reset": Rule("again"),
     "truncated": Rule("again"),
     "empty": Rule("again"),
+    "checksum": Rule("again", limit=3),
     "stalled": Rule("again", base_s=0.0),
     "connect": Rule("again", base_s=0.2, limit=4),
     "name": Rule("again", base_s=0.2, limit=2),

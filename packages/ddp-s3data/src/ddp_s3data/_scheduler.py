@@ -47,6 +47,7 @@ class Slot:
         "size",
         "started_s",
         "state",
+        "stored",
         "tasks",
     )
 
@@ -60,6 +61,7 @@ class Slot:
         self.counters = counters
         self.demanded = demanded
         self.counted = False
+        self.stored = False  # in the disk cache: the reader takes it there, nobody requests it
         self.state = _QUEUED
         self.reply: Reply | None = None
         self.error: BaseException | None = None

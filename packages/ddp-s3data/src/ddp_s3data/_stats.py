@@ -26,10 +26,14 @@ class Counters:
     """Objects that were fetched ahead and never asked for."""
     changed: int = 0
     """Objects that are no longer those that were listed."""
+    unchecked: int = 0
+    """Objects that came with nothing to compare them with, though that was asked for."""
     retries: Counter[str] = field(default_factory=Counter)
     latency: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     # by the thread that reads
     samples: int = 0
+    cached: int = 0
+    """Objects that came from the disk cache, without a request."""
     replaced: int = 0
     wait_s: float = 0.0
     decode_s: float = 0.0
@@ -52,8 +56,8 @@ class Counters:
 
 
 _PLAIN = (
-    *("requests", "objects", "bytes", "hedges", "wasted", "changed"),
-    *("samples", "replaced", "wait_s", "decode_s", "depth"),
+    *("requests", "objects", "bytes", "hedges", "wasted", "changed", "unchecked"),
+    *("samples", "cached", "replaced", "wait_s", "decode_s", "depth"),
 )
 CAUSES = tuple(RULES)
 WIDTH = len(_PLAIN) + len(CAUSES) + _BUCKETS

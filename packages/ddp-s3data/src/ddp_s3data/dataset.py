@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 
 from ._address import address, split_address
 from ._contract import Reply
+from ._decoding import made
 from ._engine import keep_inherited
 from ._index import Index, KeyView
 from ._listing import find_index
@@ -132,7 +134,8 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         """Return the samples at these positions, in this order.
 
         All are requested at once; each is decoded and transformed in the order of `indices`, so
-        that random transforms draw as they would for single samples. Called by torch's DataLoader.
+        that random transforms draw as they would for single samples (unless a loader has asked for
+        threads). Called by torch's DataLoader.
 
         Raises:
             IndexError: when a position is out of range.
@@ -141,21 +144,20 @@ class BucketDataset(Dataset[_T], Generic[_T]):
         places = [self._place(index) for index in indices]
         ahead = getattr(indices, "ahead", ())
         lane = getattr(indices, "lane", 0)
+        threads = getattr(indices, "threads", 0)
         reader, counters = self._reading()
         samples = []
-        for place, found in reader.read(places, ahead, lane):
-            started = time.perf_counter()
-            if isinstance(found, BaseException):
-                samples.append(self._instead(place, found, counters))
-                continue
-            try:
-                samples.append(self._sample(place, found))
-            except S3DataError as error:
-                samples.append(self._instead(place, error, counters))
-            except Exception as error:
-                error.add_note(f"while making a sample of {self._where(place)}")
-                raise
-            counters.decode_s += time.perf_counter() - started
+        with closing(made(reader.read(places, ahead, lane), self._sample, threads)) as attempts:
+            for place, attempt in attempts:
+                started = time.perf_counter()
+                try:
+                    samples.append(attempt())
+                except S3DataError as error:
+                    samples.append(self._instead(place, error, counters))
+                except Exception as error:
+                    error.add_note(f"while making a sample of {self._where(place)}")
+                    raise
+                counters.decode_s += time.perf_counter() - started
         counters.samples += len(samples)
         if self._report is not None:
             self._report(counters.vector())

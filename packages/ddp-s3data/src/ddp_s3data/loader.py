@@ -23,7 +23,7 @@ _log = logging.getLogger("ddp_s3data")
 
 
 class S3DataLoader(DataLoader[Any]):
-    """A `torch.utils.data.DataLoader`, all of it, that can do two things more.
+    """A `torch.utils.data.DataLoader`, all of it, that can do three things more.
 
     *Look-ahead.* Each batch of indices carries the next ones for the same DataLoader worker, which
     fetches them while it decodes. The batches and their order are exactly those of torch. It works
@@ -36,6 +36,11 @@ class S3DataLoader(DataLoader[Any]):
     equally many samples, up to one for each rank comes twice, or with `drop_last=True` is left out:
     for an evaluation that must count every sample once, pass `shard=False` or a sampler.
 
+    *Decode threads.* For `num_workers=0`, in a daemonic process for instance: samples of a batch
+    are made in threads. Decoders release the GIL. Batches and their order stay the same, but what
+    random transforms draw depends on the order in which threads come to them, and transforms must
+    be safe for threads.
+
     Args:
         dataset: see torch.
         batch_size: see torch.
@@ -44,6 +49,8 @@ class S3DataLoader(DataLoader[Any]):
         batch_sampler: see torch; switches sharding off.
         num_workers: see torch.
         lookahead: how many batches of one worker may be fetched ahead; 0 fetches none.
+        decode_threads: how many threads of this process, or of each worker, make samples; 0: none,
+            the thread that reads does. `os.cpu_count()` is a good choice without workers.
         shard: give each rank its part.
         seed: of the permutation over ranks.
         settings: everything else that torch's DataLoader takes.
@@ -62,18 +69,23 @@ class S3DataLoader(DataLoader[Any]):
         num_workers: int = 0,
         *,
         lookahead: int = 4,
+        decode_threads: int = 0,
         shard: bool = True,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         if lookahead < 0:
             raise ValueError(f"lookahead must be 0 or more, not {lookahead}")
+        if decode_threads < 0:
+            raise ValueError(f"decode_threads must be 0 or more, not {decode_threads}")
         if num_workers > 0 and multiprocessing.current_process().daemon:
             raise DaemonicProcessError(
                 f"num_workers={num_workers} in a daemonic process, which may not have children; "
-                "use num_workers=0 (it fetches ahead too), or run training in a process of its own"
+                "use num_workers=0, which fetches ahead too, with decode_threads=os.cpu_count(), "
+                "or run training in a process of its own"
             )
         self.lookahead = lookahead
+        self.decode_threads = decode_threads
         dataset = see_through(dataset)
         self._board: torch.Tensor | None = None
         if num_workers > 0 and isinstance(innermost(dataset), BucketDataset):
@@ -155,7 +167,9 @@ class S3DataLoader(DataLoader[Any]):
         inner = super()._index_sampler
         if self.batch_sampler is None:
             return inner
-        return LookAheadSampler(inner, max(1, self.num_workers), self.lookahead, self._position)
+        return LookAheadSampler(
+            inner, max(1, self.num_workers), self.lookahead, self._position, self.decode_threads
+        )
 
 
 class _Start:

@@ -11,6 +11,7 @@ __all__ = ["S3Options"]
 _log = logging.getLogger("ddp_s3data")
 
 _MIB = 1 << 20
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,13 @@ class S3Options:
         deadline_s: for one object with all retries.
         max_attempts: requests for one object, at most.
         hedge: ask a second time for an object that is late while a batch waits for it.
+        checksum: ask for the stored checksum of each object, or take its ETag where that is an MD5,
+            and read again what does not match. The statistics count as `unchecked` what has neither
+            (or needs the package `awscrt`: CRC-32C and CRC-64).
+        cache_dir: a local directory in which to keep what was read, for later epochs and other
+            processes of this user; None keeps nothing. An object is kept under its ETag, so one
+            that has changed is read again once it is listed again.
+        cache_bytes: of all files there, at most; the least recently used ones go.
     """
 
     endpoint_url: str | None = None
@@ -63,6 +71,9 @@ class S3Options:
     deadline_s: float = 120.0
     max_attempts: int = 8
     hedge: bool = True
+    checksum: bool = False
+    cache_dir: str | None = None
+    cache_bytes: int = 16 * _GIB
 
     def __post_init__(self) -> None:
         if self.addressing not in ("auto", "path", "virtual"):
@@ -77,10 +88,12 @@ class S3Options:
             raise ValueError("session_token needs access_key_id and secret_access_key")
         if self.anon and self.access_key_id is not None:
             raise ValueError("anon=True sends no credentials, but access_key_id is given")
+        if self.cache_dir is not None and not str(self.cache_dir):
+            raise ValueError("cache_dir must name a directory, or be None")
         url = self.endpoint_url
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError(f"endpoint_url must begin with http:// or https://, not {url!r}")
-        for name in ("max_connections", "inflight_bytes", "max_attempts"):
+        for name in ("max_connections", "inflight_bytes", "max_attempts", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("connect_timeout_s", "stall_timeout_s", "deadline_s"):
