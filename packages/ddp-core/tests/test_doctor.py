@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
+from certificates import certificate
 from distributed import Client, LocalCluster
 
 from ddp_core.__main__ import main
@@ -108,6 +111,30 @@ def test_a_scheduler_that_is_not_there_is_told_at_once(capsys: pytest.CaptureFix
         assert fail.startswith(f"FAIL  scheduler         {wrong}: ")
         assert "is it running" in remedy
         assert not seen.err
+
+
+@pytest.mark.parametrize(
+    ("scheme", "found"), [("tcp", "has not greeted within"), ("tls", "Timed out trying to connect")]
+)
+def test_whoever_accepts_and_says_nothing_is_no_scheduler(
+    scheme: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped scheduler, or another program at its port."""
+    certificate(tmp_path)
+    files = {"cert": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
+    base = "distributed.comm.tls"
+    configured = dask.config.set({f"{base}.ca-file": files["cert"], f"{base}.client": files})
+    with configured, socket.create_server(("127.0.0.1", 0)) as mute:
+        assert main(["doctor", f"{scheme}://127.0.0.1:{mute.getsockname()[1]}"]) == 1
+    fail, remedy = capsys.readouterr().out.splitlines()
+    assert found in fail
+    assert "is it running" in remedy
+
+
+def test_tls_without_certificates_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert main(["doctor", f"tls://127.0.0.1:{mute.getsockname()[1]}"]) == 1
+    assert "check your TLS configuration" in capsys.readouterr().out
 
 
 def test_a_cluster_without_workers_is_told(capsys: pytest.CaptureFixture[str]) -> None:

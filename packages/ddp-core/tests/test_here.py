@@ -16,7 +16,6 @@ from ddp_core import CurrentRank, NotInRankError, current_rank
 from ddp_core._here import run_here
 from ddp_core.options import LaunchOptions
 
-
 Listeners = set[tuple[str, int]]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import cloudpickle
-from distributed import Client
+from distributed import Client, Security
+from distributed.comm import core
 
 from ddp_core import _checks, _probe
 from ddp_core._checks import Finding
@@ -63,14 +64,18 @@ def examine(client: Client, modules: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def find_scheduler(address: str) -> Finding | None:
-    """Why nothing can be reached at ``address``, said sooner than Dask would; else ``None``."""
+    """Why no scheduler answers at ``address``, said sooner than Dask would; else ``None``.
+
+    Dask waits without end for the greeting of whoever accepts its connection.
+    """
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     with contextlib.suppress(ValueError):
         if parts.scheme not in ("tcp", "tls") or parts.port is None or not parts.hostname:
             return None
         try:
             socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
-        except OSError as exc:
+            asyncio.run(_greet(address))
+        except (OSError, TypeError) as exc:  # TypeError: no certificates configured for tls://
             return no_scheduler(address, exc)
         return None
     return no_scheduler(address, ValueError("that is no address such as tcp://host:8786"))
@@ -93,6 +98,19 @@ def report(findings: Iterator[Finding], write: Callable[[str], object]) -> bool:
         if not finding.is_good:
             write(f"      {'':<16}  -> {finding.remedy}")
     return good
+
+
+async def _greet(address: str) -> None:
+    security: Any = Security
+    connect: Any = core.connect
+    arguments = security().get_connection_args("client")
+    try:
+        reached = await asyncio.wait_for(connect(address, _REACH_S, **arguments), _ANSWER_S)
+    except TimeoutError:
+        raise TimeoutError(
+            f"it accepts connections, and has not greeted within {_ANSWER_S:g} s"
+        ) from None
+    await reached.close()
 
 
 async def _known(client: Client) -> dict[str, Any]:
