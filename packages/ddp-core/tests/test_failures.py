@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -330,7 +331,9 @@ def test_a_scheduler_that_stands_still_does_not_cost_the_job(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(180)
-def test_a_task_that_holds_the_interpreter_does_not_cost_the_job(tmp_path: Path) -> None:
+def test_a_task_that_holds_the_interpreter_does_not_cost_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A worker whose Python stands still says nothing, but its host answers."""
     from distributed import LocalCluster
 
@@ -350,6 +353,9 @@ def test_a_task_that_holds_the_interpreter_does_not_cost_the_job(tmp_path: Path)
     ):
         job = launch(own, train)
         wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 90)
-        own.submit(hold, 18, pure=False).result(90)  # longer than SILENCE_S and a knock
+        with caplog.at_level(logging.WARNING, "ddp_core"):
+            own.submit(hold, 20, pure=False).result(90)  # longer than SILENCE_S and a knock
         (tmp_path / "over").touch()
         assert job.result(90) == ["trained"] * 2
+    assert "has said nothing for" in caplog.text
+    assert "its host answers" in caplog.text
