@@ -88,6 +88,33 @@ def test_a_signal_is_named(
     assert (error.signal, error.rank) == (number, 1)
 
 
+def close_streams() -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+def close_descriptors() -> None:
+    for fd in (0, 1, 2):
+        os.close(fd)
+
+
+def remove_streams() -> None:
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("silence", [close_streams, close_descriptors, remove_streams])
+def test_the_cause_is_told_by_a_rank_that_can_no_longer_print(
+    client: Client, tmp_path: Path, fast: LaunchOptions, silence: Any
+) -> None:
+    def event() -> None:
+        silence()
+        raise ValueError("boom")
+
+    error = fail(client, tmp_path, event, fast)
+    assert isinstance(error.__cause__, ValueError)
+    assert "boom" in str(error)
+
+
 def test_a_crash_in_native_code_leaves_its_python_stack(
     client: Client, tmp_path: Path, fast: LaunchOptions
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -44,6 +45,20 @@ def test_the_last_lines_of_a_killed_rank_are_part_of_its_error(client: Client) -
         launch(client, train, options=LaunchOptions(n_ranks=1, logs="off")).result(60)
     assert caught.value.log.endswith("step 998\nstep 999")
     assert "step 999" in str(caught.value)
+
+
+def test_a_job_outlives_the_disk_to_which_its_client_writes(client: Client) -> None:
+    def train() -> int:
+        for _ in range(3):
+            print("hello from", dist.get_rank())
+            time.sleep(0.3)
+        return dist.get_rank()
+
+    full = open(os.open("/dev/full", os.O_WRONLY), "w")  # noqa: SIM115 - cannot be closed well
+    with contextlib.redirect_stderr(full):
+        assert launch(client, train).result(60) == [0, 1]
+    with contextlib.suppress(OSError):
+        full.close()
 
 
 @pytest.mark.timeout(240)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import os
+from collections.abc import Callable
 from contextlib import redirect_stderr
+from typing import TextIO
 
 import pytest
 
@@ -84,3 +88,32 @@ def test_the_logger_gets_lines_without_carriage_returns(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("logs", ["worker", "off"])
 def test_what_is_shown_elsewhere_is_not_shown_here(logs: str) -> None:
     assert not shown(Output(logs), (0, "text"), (0, "1%\r"), on=Terminal())
+
+
+def closed() -> TextIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def full_disk() -> TextIO:
+    return open(os.open("/dev/full", os.O_WRONLY), "w")
+
+
+def pipe_without_reader() -> TextIO:
+    readable, writable = os.pipe()
+    os.close(readable)
+    return open(writable, "w")
+
+
+@pytest.mark.parametrize("broken", [closed, full_disk, pipe_without_reader, lambda: None])
+def test_where_nobody_can_read_showing_does_nothing(broken: Callable[[], TextIO | None]) -> None:
+    """A job must not fail because the terminal of its client has gone."""
+    output, stream = Output("stderr"), broken()
+    with redirect_stderr(stream):
+        output.show([(0, "text"), (0, "1%\r"), (0, "2%\r")], 3)
+        output.close()
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            stream.close()
+    assert shown(output, (0, "later"), on=io.StringIO()) == "[rank 0] later\n"

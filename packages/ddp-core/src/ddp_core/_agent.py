@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -176,7 +177,9 @@ class Agent:
         match self.spec.options.logs:
             case "worker":
                 texts = [(rank, line.rstrip("\r")) for rank, line in lines]
-                sys.stderr.write("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
+                # A worker goes on though its output is a full disk or a closed pipe.
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    sys.stderr.write("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
             case "stderr" | "logger":
                 self.bridge.tell("log", lines=lines)
 

@@ -96,7 +96,7 @@ def main(spec: dict[str, Any] | None = None) -> None:
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         if not isinstance(exc.code, int | None):
-            sys.stderr.write(f"{exc.code}\n")
+            _print(f"{exc.code}\n")
             if os.getpid() == pid:
                 link.tell("exiting", text=_short(str(exc.code), MESSAGE_CHARS))
     _leave_copy(pid, code)
@@ -202,7 +202,7 @@ def _report(outbox: int, exc: BaseException, link: Link) -> None:
     import cloudpickle
 
     text = "".join(traceback.format_exception(exc))
-    sys.stderr.write(text)
+    _print(text)
     data = b""
     bare = exc.with_traceback(None)
     for attempt in (bare, _without_context(bare)):
@@ -222,6 +222,12 @@ def _report(outbox: int, exc: BaseException, link: Link) -> None:
         traceback=_short(text, TRACEBACK_CHARS),
         weak=_is_collateral(exc),
     )
+
+
+def _print(text: str) -> None:
+    """Print where the function may have closed or replaced what there was to print to."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
 
 
 def _without_context(exc: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import sys
@@ -79,9 +80,13 @@ class Output:
             parts.append(
                 f"[rank {rank}] {self._bars[rank]}"[: shutil.get_terminal_size().columns - 1]
             )
-        sys.stderr.write("".join(parts))
-        sys.stderr.flush()
+        # A job outlives the terminal, the pipe or the disk to which its client writes.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write("".join(parts))
+            sys.stderr.flush()
 
 
 def _is_terminal(logs: str) -> bool:
-    return logs == "stderr" and sys.stderr.isatty()
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return logs == "stderr" and sys.stderr.isatty()
+    return False
