@@ -79,7 +79,7 @@ def test_the_exception_of_the_first_rank_is_the_cause(
     assert error.worker in str(error)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_signal_is_named(
     client: Client, tmp_path: Path, fast: LaunchOptions, number: signal.Signals
 ) -> None:

@@ -131,9 +131,8 @@ class Agent:
         if self.view.get("go") and not self.went:
             self.went = True
             host, port = self.view["address"]
-            backend = self.spec.options.backend or self.view["backend"]
             for process in self.processes.values():
-                process.order("go", host=host, port=port, backend=backend)
+                process.order("go", host=host, port=port, backend=self._backend())
 
     def _start(self) -> None:
         """Start the ranks, and beside them the store when rank 0 is here."""
@@ -197,6 +196,9 @@ class Agent:
             "rendezvous_timeout_s": options.rendezvous_timeout_s,
             "grace_s": options.grace_s,
         }
+
+    def _backend(self) -> str:
+        return self.spec.options.backend or str(self.view.get("backend") or "")
 
     def _visible(self) -> list[tuple[str, str | None]]:
         """Host and visible CUDA devices of every rank of the job, in rank order."""
@@ -263,7 +265,10 @@ class Agent:
             if code:
                 logger.warning("%s ended with %s after it had returned", self._place(rank), code)
         elif process.raised is None and not self._is_stopping():
-            self._fail(exited(self._place(rank), code, process.last_words), rank)
+            failure = exited(
+                self._place(rank), code, process.last_words, with_nccl="nccl" in self._backend()
+            )
+            self._fail(failure, rank)
         self._post({rank: {"state": "left"}})
 
     def _fail(self, failure: dict[str, Any], rank: int | None = None) -> None:

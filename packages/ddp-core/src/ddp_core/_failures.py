@@ -78,7 +78,9 @@ def raised(place: str, event: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     }
 
 
-def exited(place: str, exit_code: int, last_words: str = "") -> dict[str, Any]:
+def exited(
+    place: str, exit_code: int, last_words: str = "", *, with_nccl: bool = False
+) -> dict[str, Any]:
     """The failure of a rank whose process ended without a result."""
     if exit_code >= 0:
         return {
@@ -94,7 +96,7 @@ def exited(place: str, exit_code: int, last_words: str = "") -> dict[str, Any]:
         name = f"signal {number}"
     return {
         # NCCL's watchdog aborts a process whose peer has gone: such a death is a consequence.
-        "kind": "aborted" if number == signal.SIGABRT else "signal",
+        "kind": "aborted" if with_nccl and number == signal.SIGABRT else "signal",
         "signal": number,
         "text": f"{place} was killed by {name}{_HINTS.get(number, '')}",
     }
