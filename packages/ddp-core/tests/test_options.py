@@ -26,6 +26,8 @@ from ddp_core.options import as_options
         ({"wait_timeout_s": None}, TypeError),
         ({"restart_on": "sometimes"}, ValueError),
         ({"env": {"A": 1}}, TypeError),
+        ({"env": None}, TypeError),
+        ({"env": {"A": "b\0c"}}, ValueError),
     ],
 )
 def test_a_wrong_value_is_refused_where_it_is_written(

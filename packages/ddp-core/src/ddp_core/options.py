@@ -107,10 +107,14 @@ class LaunchOptions:
                 f"restart_on must be 'worker-lost', 'any' or a tuple of exception types, "
                 f"not {restart_on!r}"
             )
+        if not isinstance(self.env, Mapping):
+            raise TypeError(f"env must map names to strings, not {self.env!r}")
         env: dict[Any, Any] = dict(self.env)
         for key, value in env.items():
             if not (isinstance(key, str) and isinstance(value, str)) or "=" in key or not key:
                 raise TypeError(f"env must map names to strings, found {key!r}: {value!r}")
+            if "\0" in key + value:
+                raise ValueError(f"env must not contain NUL, found {key!r}: {value!r}")
 
     def restarts_after(self, error: BaseException) -> bool:
         """Whether ``error`` is one that ``restart_on`` names."""
