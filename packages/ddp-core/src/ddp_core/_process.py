@@ -37,8 +37,9 @@ def nursery(env: Mapping[str, str]) -> NurseryProcess:
         for kept in list(_kept):
             if kept.is_alive() and kept.loaded_with == wanted:
                 return kept
-            kept.close()
-            _kept.remove(kept)
+            if not kept.children:
+                kept.close()
+                _kept.remove(kept)
         _kept.append(NurseryProcess(env, wanted))
         return _kept[-1]
 
@@ -48,6 +49,8 @@ class NurseryProcess:
 
     def __init__(self, env: Mapping[str, str], loaded_with: dict[str, str]) -> None:
         self.loaded_with = loaded_with
+        # Those of another worker too: a cluster inside one process has several.
+        self.children: set[str] = set()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         # A linear algebra library would start its threads when it is loaded, and a process with
@@ -149,6 +152,7 @@ class ChildProcess:
                 "spec": spec,
                 "warm": warm,
             }
+            source.children.add(self._token)
             try:
                 source.request(what, [theirs[name] for name in FDS])
             except OSError:
@@ -213,6 +217,7 @@ class ChildProcess:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
+        self._nursery.children.discard(self._token)
         for fd in (self._control_fd, self.report_fd, self.exit_fd, self.out_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
