@@ -42,6 +42,7 @@ class S3Server:
 
     Args:
         anonymous_buckets: buckets that may be listed and read without credentials.
+        cache_mb: memory in which the server keeps what was read, for benchmarks; 0 for none.
 
     Raises:
         RuntimeError: on entering, when the binary is missing or the server does not come up;
@@ -50,13 +51,14 @@ class S3Server:
 
     region = "us-east-1"
 
-    def __init__(self, *, anonymous_buckets: Iterable[str] = ()) -> None:
+    def __init__(self, *, anonymous_buckets: Iterable[str] = (), cache_mb: int = 0) -> None:
         self.access_key = f"local-{secrets.token_hex(8)}"
         self.secret_key = secrets.token_hex(20)
         self.next_access_key = f"local-{secrets.token_hex(8)}"  # of the same owner, to change to
         self.next_secret_key = secrets.token_hex(20)
         self.endpoint_url = ""
         self._anonymous_buckets = tuple(anonymous_buckets)
+        self._cache_mb = cache_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = Path()
         self._ports: list[int] = []
@@ -99,6 +101,11 @@ class S3Server:
             "AWS_DEFAULT_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    @property
+    def pid(self) -> int:
+        """The number of the server's process; 0 when there is none."""
+        return self._process.pid if self._process is not None else 0
 
     def create_bucket(self, bucket: str) -> None:
         """Create an empty bucket."""
@@ -188,6 +195,7 @@ class S3Server:
             *["-filer", f"-filer.port={filer}"],
             *["-s3", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false"],
             *[f"-s3.config={identities}", "-master.volumeSizeLimitMB=1024"],
+            f"-s3.cacheCapacityMB={self._cache_mb}",
         ]
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -62,7 +62,8 @@ class Bench:
 
     def run(self, task: Task, endpoint: str) -> dict[str, Any]:
         """Return what a child process measured, or why it did not."""
-        task = replace(task, bucket=BUCKET, old=self._old, local=self.world.local)
+        world = self.world
+        task = replace(task, bucket=BUCKET, old=self._old, local=world.local, servers=world.pids)
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "bench.s3_measure"],
@@ -127,6 +128,7 @@ def loaders(bench: Bench, *, slow: bool) -> Iterator[Claim]:
     yield Claim(f"images/s, two workers, {kind}", "per_s", "/s", table, wanted)
     most = [("local", [LOCAL], "<=", 1.12)] if slow else []
     yield Claim(f"CPU per image, two workers, {kind}", "cpu_ms", "ms", table, most)
+    yield Claim(f"CPU per image of server and proxy, {kind}", "server_ms", "ms", table, [])
 
 
 def without_workers(bench: Bench) -> Iterator[Claim]:

@@ -36,20 +36,21 @@ def cpu_of_a_get(task: Task) -> Result:
 
 
 def images(task: Task) -> Result:
-    """Images per second of one epoch, after a short one, and CPU per image over all processes."""
+    """Images per second of one epoch, after a short one, and CPU per image of both sides."""
     sampler = Shuffled(1, task.warm)
     source = loader(task, sampler, transform())
     for _ in source:
         pass
     sampler.count = task.count
-    before, started = _family_cpu(), time.perf_counter()
+    servers = [psutil.Process(pid) for pid in task.servers]
+    before, served, started = _cpu(_family()), _cpu(servers), time.perf_counter()
     seen = 0
     for batch in source:
         seen += len(batch[0])
     took = time.perf_counter() - started
-    cpu = _family_cpu() - before
+    cpu, served = _cpu(_family()) - before, _cpu(servers) - served
     assert seen == task.count, f"{seen} images came, {task.count} were asked for"
-    return {"per_s": seen / took, "cpu_ms": 1000 * cpu / seen}
+    return {"per_s": seen / took, "cpu_ms": 1000 * cpu / seen, "server_ms": 1000 * served / seen}
 
 
 def listing(task: Task) -> Result:
@@ -163,8 +164,8 @@ def _family() -> Sequence[psutil.Process]:
     return [me, *me.children(recursive=True)]
 
 
-def _family_cpu() -> float:
-    times = [each.cpu_times() for each in _family()]
+def _cpu(processes: Sequence[psutil.Process]) -> float:
+    times = [each.cpu_times() for each in processes]
     return float(sum(each.user + each.system for each in times))
 
 

@@ -37,6 +37,7 @@ class Task:
     endpoint_url: str = ""
     local: str = ""
     old: str = ""
+    servers: list[int] = field(default_factory=list)
     workers: int = 2
     batch: int = 64
     warm: int = 256

@@ -20,6 +20,7 @@ from s3_server import S3Server
 BUCKET = "bench"
 SMALL_BYTES = 16 * 1024
 _PHOTOGRAPHS, _COPIES = 512, 4
+_CACHE_MB = 256  # all images: the local disk has them in the page cache too
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class World:
     def __enter__(self) -> Self:
         with self._stack as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._server = stack.enter_context(S3Server())
+            self._server = stack.enter_context(S3Server(cache_mb=_CACHE_MB))
             self.plain = self._server.endpoint_url
             slow = stack.enter_context(FaultProxy(self.plain, record=False))
             slow.plan = latency(seed=1)
@@ -74,6 +75,11 @@ class World:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the server and of the proxies: this one."""
+        return [self._server.pid, os.getpid()]
 
     @property
     def local(self) -> str:

@@ -1,3 +1,4 @@
+import unicodedata
 from urllib.parse import unquote_plus
 
 import pytest
@@ -31,7 +32,8 @@ ODD = [
     "日本語/ключ.png",
     "tab\tin.png",
     "<xml>&amp;.png",
-    "x" * 240 + "/" + "y" * 240 + "/" + "z" * 240 + "/" + "w" * 240 + ".png",
+    *(unicodedata.normalize(form, "the same name é.png") for form in ("NFC", "NFD")),
+    "/".join(letter * 250 for letter in "xyzw") + ".png",  # 1,009 bytes with what is before it
 ]
 
 

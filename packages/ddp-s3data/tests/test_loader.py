@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import socket
@@ -181,6 +182,27 @@ def test_an_early_break_leaves_the_dataset_usable(folder):
     for _ in S3DataLoader(folder, batch_size=10):
         break
     assert pixel_at(folder, 7) == folder[7][0]
+
+
+@pytest.mark.parametrize("end", ["in mid-epoch", "after an epoch"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_by_themselves_when_their_iterator_is_garbage_in_a_cycle(
+    folder, persistent, end
+):
+    """As an exception makes one. Torch kills workers that it cannot tell (SIGTERM, after 5 s)."""
+    loader = S3DataLoader(folder, batch_size=40, num_workers=2, persistent_workers=persistent)
+    batches = iter(loader)
+    next(batches)
+    workers = [*batches._workers]
+    if end == "after an epoch":
+        list(batches)
+    cycle = [loader, batches]
+    cycle.append(cycle)
+    del loader, batches, cycle
+    gc.collect()
+    for worker in workers:
+        worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def pixel_at(folder, place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -87,6 +88,7 @@ class Counted:
     def __init__(self, inside: Iterator[Any], position: Position) -> None:
         self._inside = inside
         self._position = position
+        outlive(self, inside)
 
     def __iter__(self) -> Counted:
         return self
@@ -107,3 +109,19 @@ class Counted:
         if name == "_inside":
             raise AttributeError(name)
         return getattr(self._inside, name)
+
+
+def outlive(owner: object, batches: object) -> weakref.finalize[[object], Any]:
+    """Keep torch's iterator until its owner is gone, out of every cycle that the owner is in.
+
+    An exception holds the frames that hold the iterator: a cycle. In one, the garbage collector
+    closes the queues to the workers before it asks the iterator to end, which then cannot tell
+    them, waits 5 s for each, and kills them.
+    """
+    kept = weakref.finalize(owner, _let_go, batches)
+    kept.atexit = False
+    return kept
+
+
+def _let_go(_: object) -> None:
+    """The reference to it was all that there was to do."""

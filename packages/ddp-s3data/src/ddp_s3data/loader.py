@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
 from ._lookahead import LookAheadSampler, innermost, see_through
-from ._position import Counted, Position
+from ._position import Counted, Position, outlive
 from ._stats import WIDTH, summary
 from .dataset import BucketDataset
 from .errors import DaemonicProcessError
@@ -94,6 +95,7 @@ class S3DataLoader(DataLoader[Any]):
             settings["worker_init_fn"] = _Start(self._board, settings.get("worker_init_fn"))
         self._shards: DistributedSampler[Any] | None = None
         self._position = Position(settings.get("generator"))
+        self._kept: weakref.finalize[[object], Any] | None = None
         if shard and sampler is None and batch_sampler is None and _ranks() > 1:
             self._shards = sampler = DistributedSampler(
                 dataset,
@@ -120,7 +122,12 @@ class S3DataLoader(DataLoader[Any]):
         position.begin()
         if self._shards is not None:
             self._shards.set_epoch(position.epoch)
-        return Counted(super().__iter__(), position)
+        batches = super().__iter__()
+        if self._kept is not None:
+            self._kept.detach()
+        if self.persistent_workers:
+            self._kept = outlive(self, batches)
+        return Counted(batches, position)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the one of this epoch; later ones count on from it."""
