@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import Self, cast
 from urllib.parse import urlsplit
@@ -30,8 +29,6 @@ from urllib.parse import urlsplit
 __all__ = ["Fault", "FaultProxy", "Request", "latency"]
 
 _START_TIMEOUT_S = 30.0
-_END = b"\r\n\r\n"
-_WITHOUT_BODY = ("GET", "HEAD")
 
 
 @dataclass(frozen=True)
@@ -41,20 +38,13 @@ class Request:
     method: str
     target: str
     """Path and query, as sent."""
-    lines: bytes
-    """The lines of its headers, as sent."""
+    headers: dict[str, str]
+    """Names in lower case."""
     connection: int
     """Number of the client's connection, counted from 0."""
     on_connection: int
     """How many requests came on this connection before."""
     at_s: float = field(default_factory=time.monotonic)
-
-    @cached_property
-    def headers(self) -> dict[str, str]:
-        """Names in lower case. Made when asked for: a benchmark never asks."""
-        lines = self.lines.decode("latin-1").split("\r\n")
-        parts = (line.partition(":") for line in lines if line)
-        return {name.lower(): value.strip() for name, _, value in parts}
 
     @property
     def path(self) -> str:
@@ -136,13 +126,12 @@ def latency(
 ) -> Plan:
     """Return a plan with the latency of an S3 region: mostly usual, some slow, few very slow."""
     draw = random.Random(seed)
-    usual, slow, straggler = (Fault(delay_s=each) for each in (usual_s, slow_s, straggler_s))
 
     def plan(_: Request) -> Fault:
         chance = draw.random()
         if chance < straggler_share:
-            return straggler
-        return slow if chance < straggler_share + slow_share else usual
+            return Fault(delay_s=straggler_s)
+        return Fault(delay_s=slow_s if chance < straggler_share + slow_share else usual_s)
 
     return plan
 
@@ -297,12 +286,10 @@ class _Front(asyncio.Protocol):
         self._proxy = proxy
         self._loop = loop
         self._buffer = bytearray()
-        self._needed = 0  # bytes of the present request, once its head is there
         self._back: asyncio.Transport | None = None
         self._number = -1
         self._count = 0
         self._fault = _NONE
-        self._cut = False
         self._head = b""  # of the answer, while it is incomplete; None once the body runs
         self._passed = -1  # bytes of the body so far; -1 while the head is incomplete
         self._stalled = False
@@ -325,27 +312,29 @@ class _Front(asyncio.Protocol):
             self._back.abort()
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        if len(buffer) < self._needed:
-            return
-        end = buffer.find(_END)
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return
-        first, _, lines = bytes(buffer[:end]).partition(b"\r\n")
-        method, target, _ = first.decode("latin-1").split(" ", 2)
-        request = Request(method, target, lines, self._number, self._count)
-        self._needed = end + len(_END)
-        if method not in _WITHOUT_BODY:
-            if request.headers.get("expect", "").lower() == "100-continue":
-                self._expect_body(first, lines, end)
-                return
-            self._needed += int(request.headers.get("content-length", 0))
-        if len(buffer) < self._needed:
+        head = bytes(self._buffer[:end])
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (ln.partition(":") for ln in lines[1:])
+        }
+        if headers.get("expect", "").lower() == "100-continue" and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            del self._buffer[:end]
+            kept = [line for line in lines if not line.lower().startswith("expect:")]
+            self._buffer[:0] = "\r\n".join(kept).encode("latin-1")
+            end = self._buffer.find(b"\r\n\r\n")
+        length = end + 4 + int(headers.get("content-length", 0))
+        if len(self._buffer) < length:
             return
-        raw = bytes(buffer[: self._needed])
-        del buffer[: self._needed]
-        self._needed = 0
+        raw = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        method, target, _ = lines[0].split(" ", 2)
+        request = Request(method, target, headers, self._number, self._count)
         self._count += 1
         fault = self._proxy._decide(request)
         if fault.delay_s > 0:
@@ -353,20 +342,10 @@ class _Front(asyncio.Protocol):
         else:
             self._go(raw, fault)
 
-    def _expect_body(self, first: bytes, lines: bytes, end: int) -> None:
-        """Let the client send its body, and go on as if it had not asked whether it may."""
-        if self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        kept = [line for line in lines.split(b"\r\n") if not line.lower().startswith(b"expect:")]
-        self._buffer[:end] = b"\r\n".join([first, *kept])
-        self._needed = 0
-        self.data_received(b"")
-
     def _go(self, raw: bytes, fault: Fault) -> None:
         if self.transport is None:
             return
         self._fault, self._head, self._passed, self._stalled = fault, b"", -1, False
-        self._cut = fault.cuts_body
         answer = fault.answer
         if fault.hang_up:
             self.close()
@@ -396,7 +375,7 @@ class _Front(asyncio.Protocol):
         """Pass on what the server sent, as far as the fault allows."""
         if self.transport is None or self._stalled:
             return
-        if not self._cut:
+        if not self._fault.cuts_body:
             self.transport.write(data)
             return
         if self._passed < 0:
