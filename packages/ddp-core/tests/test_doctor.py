@@ -120,10 +120,10 @@ def test_whoever_accepts_and_says_nothing_is_no_scheduler(
     scheme: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stopped scheduler, or another program at its port."""
-    certificate(tmp_path)
-    files = {"cert": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
+    tls: Any = certificate(tmp_path)
+    client = {"cert": tls.tls_client_cert, "key": tls.tls_client_key}
     base = "distributed.comm.tls"
-    configured = dask.config.set({f"{base}.ca-file": files["cert"], f"{base}.client": files})
+    configured = dask.config.set({f"{base}.ca-file": tls.tls_ca_file, f"{base}.client": client})
     with configured, socket.create_server(("127.0.0.1", 0)) as mute:
         assert main(["doctor", f"{scheme}://127.0.0.1:{mute.getsockname()[1]}"]) == 1
     fail, remedy = capsys.readouterr().out.splitlines()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
 import selectors
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ from ddp_core._bridge import Bridge
 from ddp_core._environment import dask_environment, rank_environment
 from ddp_core._failures import error_from, exited, raised
 from ddp_core._logs import RankLogs
+from ddp_core._output import write_stderr
 from ddp_core._process import ChildProcess, nursery
 from ddp_core._ranks import Rank, device_indices
 from ddp_core.errors import DDPCoreError, JobCancelledError, ResultError, WorkerLostError
@@ -176,9 +175,7 @@ class Agent:
         match self.spec.options.logs:
             case "worker":
                 texts = [(rank, line.rstrip("\r")) for rank, line in lines]
-                # A worker goes on though its output is a full disk or a closed pipe.
-                with contextlib.suppress(AttributeError, OSError, ValueError):
-                    sys.stderr.write("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
+                write_stderr("".join(f"[rank {rank}] {text}\n" for rank, text in texts))
             case "stderr" | "logger":
                 self.bridge.tell("log", lines=lines)
 

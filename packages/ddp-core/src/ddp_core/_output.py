@@ -80,10 +80,14 @@ class Output:
             parts.append(
                 f"[rank {rank}] {self._bars[rank]}"[: shutil.get_terminal_size().columns - 1]
             )
-        # A job outlives the terminal, the pipe or the disk to which its client writes.
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            sys.stderr.write("".join(parts))
-            sys.stderr.flush()
+        write_stderr("".join(parts))
+
+
+def write_stderr(text: str) -> None:
+    """Write, if it can be: a job outlives the terminal, the pipe or the disk that is behind it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _is_terminal(logs: str) -> bool:
