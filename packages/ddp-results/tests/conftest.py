@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator
 
 import pytest
 from distributed import Client, LocalCluster
 
 from ddp_results import _outlet
+from fault_proxy import FaultProxy
 from s3_server import S3Server
 
 
@@ -32,6 +34,19 @@ def s3() -> Iterator[S3Server]:
         for name, value in server.environment().items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    name = f"b-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(name)
+    return name
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(s3.endpoint_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

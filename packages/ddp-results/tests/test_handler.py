@@ -121,6 +121,43 @@ def test_same_key_continues(client: Client, tmp_path: Path) -> None:
         assert (tmp_path / name).exists()
 
 
+def test_silent_ranks_are_told_of_only_if_nobody_has_ever_submitted(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = DaskResultsHandler()
+    future = client.submit(lambda: handler.submit_result("a", "b"), pure=False)
+    for _ in range(2):
+        handler.process_results(tmp_path, [future])
+        assert "no process has submitted anything" not in caplog.text
+    DaskResultsHandler().process_results(tmp_path, [future])
+    assert "no process has submitted anything" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0\n\r\t", "é", "e\u0301", "日本語", "\U0001f680", "\u202e\ufeff", "\uffff\U0010ffff"],
+    ids=ascii,
+)
+def test_text_arrives_as_utf_8(client: Client, text: str) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+    future = client.submit(lambda: handler.submit_result("text", text), pure=False)
+    handler.process_results(sink, [future])
+    assert sink.results["text"].decode("utf-8") == text
+
+
+def test_text_with_a_lone_surrogate_is_an_error_in_the_line_of_the_rank(client: Client) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+
+    def work() -> None:
+        handler.submit_result("before", "x")
+        handler.submit_result("name", os.fsdecode(b"\xff.jpg"))
+
+    with pytest.raises(UnicodeEncodeError) as caught:
+        handler.process_results(sink, [client.submit(work, pure=False)])
+    assert "'name'" in str(caught.value.__notes__)
+    assert sink.results == {"before": b"x"}
+
+
 def test_no_futures_is_no_error(client: Client, tmp_path: Path) -> None:
     DaskResultsHandler().process_results(tmp_path, [])
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,19 +48,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no right to mount here")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> str:
-    name = f"b-{uuid.uuid4().hex[:8]}"
-    s3.create_bucket(name)
-    return name
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.endpoint_url) as proxy:
-        yield proxy
 
 
 def _in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,6 @@ from s3_server import S3Server
 pytestmark = pytest.mark.xdist_group("s3")
 
 LARGE = 20 * 2**20
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> str:
-    name = f"b-{uuid.uuid4().hex[:8]}"
-    s3.create_bucket(name)
-    return name
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.endpoint_url) as proxy:
-        yield proxy
 
 
 def _unfinished(s3: S3Server, bucket: str) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddp_results._channel import Channel
 from ddp_results._delivery import Delivery
+from ddp_results._record import Source
 from ddp_results._sender import fair_window
 from ddp_results._stream import Stream
 from ddp_results._wire import (
@@ -43,6 +44,7 @@ _REGISTRY_S = 0.5
 _LEASE_S = 3.0  # a collector without a beat for so long is dead
 _SILENT_S = 20.0  # a source that does not answer for so long is dead
 _SILENT_HERE_S = 3.0  # or for so long, if its process id does not exist on this machine
+_SILENT_GONE_S = 1.0  # or for so long, if its job has ended or runs it anew
 _LOST_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 60.0
 
@@ -54,6 +56,7 @@ class Collector:
         streams: source uid to its stream.
         error: why the collector ended before it was told to.
         n_bad_frames: what came and could not be read.
+        has_sources: whether any process has ever submitted under the key.
         silent_s: a source that does not answer for so long is taken for dead.
     """
 
@@ -61,6 +64,7 @@ class Collector:
         self.streams: dict[str, Stream] = {}
         self.error: Exception | None = None
         self.n_bad_frames = 0
+        self.has_sources = False
         self.silent_s = _SILENT_S
         self._key = key
         self._open_channel = open_channel
@@ -68,6 +72,7 @@ class Collector:
         self._epoch = f"{time.time():.3f}-{secrets.token_hex(4)}"
         self._mark = 0
         self._finish_since = 0.0
+        self._ended_job = ""
         self._registry_read = 0.0
         self._drains = 0
         self._published: dict[str, tuple[int, ...]] = {}
@@ -92,8 +97,13 @@ class Collector:
         if self.error is not None:
             raise self.error
 
-    def finish(self) -> None:
-        """Begin to collect what has been submitted up to now; `wait_finished` tells when done."""
+    def finish(self, ended_job: str = "") -> None:
+        """Begin to collect what has been submitted up to now; `wait_finished` tells when done.
+
+        Args:
+            ended_job: name of a job that has ended, so that its processes are gone.
+        """
+        self._ended_job = ended_job
         self._finish_since = time.monotonic()
         # Numbers grow from one collector to the next, so that a source answers each once.
         self._mark = time.time_ns() // 1_000_000
@@ -183,12 +193,13 @@ class Collector:
     def _all_complete(self) -> bool:
         now = time.monotonic()
         complete = self._registry_read >= self._finish_since
+        attempts = self._attempts()
         for stream in self.streams.values():
             if stream.is_complete(self._mark):
                 continue
             complete = False
             quiet_since = max(stream.heard_s, self._finish_since)
-            patience = _SILENT_HERE_S if is_dead_here(stream.source) else self.silent_s
+            patience = self._patience(stream.source, attempts)
             if now - quiet_since < patience or stream.durable < stream.received:
                 continue
             if stream.has_gap:
@@ -197,10 +208,24 @@ class Collector:
                 stream.given_up = True
         return complete and self._delivery.is_idle
 
+    def _attempts(self) -> dict[str, int]:
+        """Return the last attempt of each job: it began when the processes of others were gone."""
+        attempts: dict[str, int] = {}
+        for stream in self.streams.values():
+            job, attempt = stream.source.job, stream.source.attempt
+            attempts[job] = max(attempt, attempts.get(job, 0))
+        return attempts
+
+    def _patience(self, source: Source, attempts: dict[str, int]) -> float:
+        """Return for how many seconds a source may be silent before it is taken for dead."""
+        if source.job and (source.job == self._ended_job or source.attempt < attempts[source.job]):
+            return _SILENT_GONE_S
+        return _SILENT_HERE_S if is_dead_here(source) else self.silent_s
+
     async def _attach(self, channel: Channel) -> None:
         await self._wait_for_lease(channel)
         acks = await channel.read("ack") or {}
-        for uid, note in (await channel.read("src") or {}).items():
+        for uid, note in (await self._registered(channel)).items():
             if note:
                 durable = Ack.unpack(acks[uid]).durable if acks.get(uid) else 0
                 self.streams[uid] = Stream(unpack_source(note), durable)
@@ -227,8 +252,14 @@ class Collector:
         lease = Lease(self._epoch, socket.gethostname(), os.getpid(), self._drains)
         await channel.write(("collector",), pack_lease(lease))
 
+    async def _registered(self, channel: Channel) -> dict[str, bytes]:
+        """Return what is known of each source; nothing of one that needs no more attention."""
+        notes: dict[str, bytes] = await channel.read("src") or {}
+        self.has_sources = self.has_sources or bool(notes)
+        return notes
+
     async def _read_registry(self, channel: Channel) -> None:
-        for uid, note in (await channel.read("src") or {}).items():
+        for uid, note in (await self._registered(channel)).items():
             if note and uid not in self.streams:
                 self.streams[uid] = Stream(unpack_source(note))
             elif not note and uid in self.streams:

@@ -40,6 +40,11 @@ class FutureWatch:
         return len(self._pending)
 
     @property
+    def job_id(self) -> str:
+        """Name of the job, as its ranks know it; empty if there is none."""
+        return str(getattr(self._job, "job_id", ""))
+
+    @property
     def words(self) -> str:
         """Say how far it is."""
         if self._job is not None:

@@ -16,9 +16,17 @@ def as_bytes(path: str, data: Any) -> bytes:
 
     Raises:
         TypeError: if it is something else; it names the path.
+        UnicodeEncodeError: if it is text with a lone surrogate, which UTF-8 cannot hold.
     """
     if isinstance(data, str):
-        return data.encode("utf-8", "surrogatepass")
+        try:
+            return data.encode("utf-8")
+        except UnicodeEncodeError as error:
+            error.add_note(
+                f"result {path!r}: give bytes instead, data.encode('utf-8', errors=…) with"
+                " 'replace' or 'surrogateescape' for what came from a file name"
+            )
+            raise
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise TypeError(

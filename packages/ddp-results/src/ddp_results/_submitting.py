@@ -40,6 +40,7 @@ class SubmittingHandler(abc.ABC):
         Raises:
             PathError: if no sink may write there.
             TypeError: if `data` is neither bytes nor text.
+            UnicodeEncodeError: if it is text with a lone surrogate, which UTF-8 cannot hold.
             NoClusterError, ChannelLostError: if there is no way to deliver it.
             BackPressureError: if there was no room for ten minutes.
         """

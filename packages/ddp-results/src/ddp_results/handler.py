@@ -144,7 +144,7 @@ class DaskResultsHandler(SubmittingHandler):
                 break
             display.tick()
             collector.wait_finished(_POLL_S)
-        collector.finish()
+        collector.finish("" if watch.n_pending else watch.job_id)
         while not _broken(collector, delivery) and not collector.wait_finished(_POLL_S):
             display.tick()
 
@@ -257,7 +257,7 @@ def _conclude(
             label,
             received,
         )
-    if not streams and watch.total:
+    if not collector.has_sources and watch.total:
         logger.warning(
             "no process has submitted anything to this handler; if the ranks did, they had another"
             " one: pass the handler to their function as an argument"
