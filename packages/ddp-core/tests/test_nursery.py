@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from distributed import Client
 
 from ddp_core import LaunchOptions, launch
 from ddp_core._environment import rank_environment
-from ddp_core._process import ChildProcess, NurseryProcess
+from ddp_core._process import ChildProcess, NurseryProcess, nursery
 from ddp_core._ranks import WorkerInfo, plan_ranks
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -90,18 +93,78 @@ def test_a_killed_nursery_fails_the_job_and_the_next_one_has_another(client: Cli
     assert launch(client, dist.get_rank).result(60) == [0, 1]
 
 
-def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
-    def open_files() -> list[str]:
-        return sorted(os.listdir("/proc/self/fd"))
+def an_environment() -> dict[str, str]:
+    rank = plan_ranks([WorkerInfo("tcp://127.0.0.1:1", "127.0.0.1", "w")])[0]
+    return rank_environment(os.environ, rank, job_id="j", attempt=0, max_restarts=0, extra={})
 
-    env = rank_environment(
-        os.environ, plan_ranks([WorkerInfo("tcp://127.0.0.1:1", "127.0.0.1", "w")])[0],
-        job_id="j", attempt=0, max_restarts=0, extra={},
-    )  # fmt: skip
-    source = NurseryProcess(env, {})
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
+    source = NurseryProcess(an_environment(), {})
     before = open_files()
     source.kill()
     with pytest.raises(OSError, match="Broken pipe"):
-        ChildProcess(source, "_child", env, {})
+        ChildProcess(source, "_child", an_environment(), {})
     assert open_files() == before
+    assert not source.users
     source.close()
+
+
+def start_children_with_too_few_files(folder: str) -> None:
+    """In a process of its own, because no other thread could open a file meanwhile."""
+    source = NurseryProcess(an_environment(), {})
+    before = open_files()
+    free = [n for n in range(64) if not Path(f"/proc/self/fd/{n}").exists()]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(10):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            ChildProcess(source, "_child", an_environment(), {})
+        if spare < 5:
+            with pytest.raises(OSError, match="Too many open files"):
+                NurseryProcess(an_environment(), {})
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (spare, open_files()) == (spare, before)
+    os.chdir(folder)
+    os.rmdir(folder)
+    with pytest.raises(FileNotFoundError):
+        ChildProcess(source, "_child", an_environment(), {})
+    assert open_files() == before
+    assert not source.users
+    source.close()
+
+
+def test_a_child_for_which_something_is_missing_leaves_nothing_open(tmp_path: Path) -> None:
+    code = "import sys, test_nursery; test_nursery.start_children_with_too_few_files(sys.argv[1])"
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "gone")],
+        cwd=Path(__file__).parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_nursery_that_is_about_to_be_used_is_kept() -> None:
+    """Another worker of this process may ask for one with other variables in that moment."""
+    env, other = an_environment(), {**an_environment(), "TORCH_OF_NOBODY": "1"}
+    with nursery(env) as mine, nursery(other) as theirs:
+        assert mine is not theirs
+        child = ChildProcess(mine, "_child", env, {}, warm=False)
+        child.close()
+    with nursery(other) as theirs_again:
+        assert theirs_again is theirs
+    # Nobody uses it now: it goes when another is needed.
+    assert mine not in kept()
+    with nursery(env):
+        assert theirs not in kept()
+
+
+def kept() -> list[NurseryProcess]:
+    from ddp_core import _process
+
+    return _process._kept

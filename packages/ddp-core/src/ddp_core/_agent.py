@@ -149,19 +149,19 @@ class Agent:
                 max_restarts=options.max_restarts,
                 extra={**dask_variables, **options.env},
             )
-            source = nursery(env)
-            if rank.rank == 0:
-                where = {"host": rank.host, "port": options.port}
-                self.store = ChildProcess(source, "_rendezvous", env, where, warm=options.warm)
-                self._listen_to(self.store)
-            self.processes[rank.rank] = process = ChildProcess(
-                source,
-                "_child",
-                env,
-                self._child_spec(rank, indices[rank.rank]),
-                payload=self.payload,
-                warm=options.warm,
-            )
+            with nursery(env) as source:
+                if rank.rank == 0:
+                    where = {"host": rank.host, "port": options.port}
+                    self.store = ChildProcess(source, "_rendezvous", env, where, warm=options.warm)
+                    self._listen_to(self.store)
+                self.processes[rank.rank] = process = ChildProcess(
+                    source,
+                    "_child",
+                    env,
+                    self._child_spec(rank, indices[rank.rank]),
+                    payload=self.payload,
+                    warm=options.warm,
+                )
             self._listen_to(process)
         self.payload = b""
         self.logs = RankLogs({r: p.out_fd for r, p in self.processes.items()}, self._send_logs)

@@ -37,8 +37,8 @@ class RankLogs:
         self._ready = threading.Condition()
         self._reading = threading.Lock()
         self._has_read_all = False
-        self._awake, self._bell = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self._awake, self._bell = os.pipe()
         self._selector.register(self._awake, selectors.EVENT_READ)
         for rank, fd in outputs.items():
             self._selector.register(fd, selectors.EVENT_READ, rank)

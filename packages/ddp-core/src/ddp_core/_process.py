@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from ddp_core._nursery import BOOT, FDS, HEADER
@@ -28,20 +28,35 @@ _lock = threading.Lock()
 _kept: list[NurseryProcess] = []
 
 
-def nursery(env: Mapping[str, str]) -> NurseryProcess:
-    """The nursery of this worker, started if there is none that fits ``env``. Thread-safe."""
+@contextlib.contextmanager
+def nursery(env: Mapping[str, str]) -> Iterator[NurseryProcess]:
+    """The nursery of this worker, started if there is none that fits ``env``. Thread-safe.
+
+    It is not closed before the block and all children that are started in it have ended.
+    """
     wanted = {
         k: v for k, v in env.items() if k.startswith(_LOADED) and not k.startswith(_NOT_LOADED)
     }
+    me = uuid.uuid4().hex
     with _lock:
-        for kept in list(_kept):
-            if kept.is_alive() and kept.loaded_with == wanted:
-                return kept
-            if not kept.children:
-                kept.close()
-                _kept.remove(kept)
-        _kept.append(NurseryProcess(env, wanted))
-        return _kept[-1]
+        source = _fitting(env, wanted)
+        source.users.add(me)
+    try:
+        yield source
+    finally:
+        source.users.discard(me)
+
+
+def _fitting(env: Mapping[str, str], wanted: dict[str, str]) -> NurseryProcess:
+    """A nursery that has loaded libraries with these variables; the unused others are closed."""
+    for kept in list(_kept):
+        if kept.is_alive() and kept.loaded_with == wanted:
+            return kept
+        if not kept.users:
+            kept.close()
+            _kept.remove(kept)
+    _kept.append(NurseryProcess(env, wanted))
+    return _kept[-1]
 
 
 class NurseryProcess:
@@ -49,15 +64,17 @@ class NurseryProcess:
 
     def __init__(self, env: Mapping[str, str], loaded_with: dict[str, str]) -> None:
         self.loaded_with = loaded_with
-        # Those of another worker too: a cluster inside one process has several.
-        self.children: set[str] = set()
+        # Children, and who is about to start some. Those of another worker too: a cluster inside
+        # one process has several.
+        self.users: set[str] = set()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         # A linear algebra library would start its threads when it is loaded, and a process with
         # threads cannot be forked safely.
         quiet = {**env, "OPENBLAS_NUM_THREADS": "1"}
         code = BOOT.format(module="_nursery", argument=theirs.fileno())
-        with theirs:
+        with contextlib.ExitStack() as ours, theirs:
+            ours.enter_context(self._socket)
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", code],
                 env=quiet,
@@ -65,6 +82,7 @@ class NurseryProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+            ours.pop_all()
 
     def is_alive(self) -> bool:
         """Whether the process still runs."""
@@ -107,7 +125,7 @@ class ChildProcess:
         warm: Whether it may be forked with torch loaded; else it is a fresh interpreter.
 
     Raises:
-        OSError: The nursery has gone; nothing is left open.
+        OSError: The nursery has gone, or this process may open no more files; nothing is left open.
     """
 
     def __init__(
@@ -125,23 +143,20 @@ class ChildProcess:
         self.last_words = ""
         self.exit_code: int | None = None
         self.pid: int | None = None
-        self.outbox = _temporary("ddp-outbox")
         self._nursery = source
         self._token = uuid.uuid4().hex
         self._events, self._status = b"", b""
         self._deadline: float | None = None
         self._is_asked = False
-        with contextlib.ExitStack() as stack:
-            inbox = stack.enter_context(_temporary("ddp-inbox"))
-            inbox.write(payload)
-            inbox.seek(0)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
+            self.outbox = ours.enter_context(_temporary("ddp-outbox"))
+            inbox = passed.enter_context(_temporary("ddp-inbox"))
+            _write(inbox, payload)
             theirs = {"inbox": inbox.fileno(), "outbox": self.outbox.fileno()}
-            theirs["control"], self._control_fd = os.pipe()
-            self.report_fd, theirs["report"] = os.pipe()
-            self.exit_fd, theirs["status"] = os.pipe()
-            self.out_fd, theirs["out"] = os.pipe()
-            for name in ("control", "report", "status", "out"):
-                stack.callback(os.close, theirs[name])
+            theirs["control"], self._control_fd = _pipe(passed, ours)
+            self.report_fd, theirs["report"] = _pipe(ours, passed)
+            self.exit_fd, theirs["status"] = _pipe(ours, passed)
+            self.out_fd, theirs["out"] = _pipe(ours, passed)
             for fd in (self.report_fd, self.exit_fd, self.out_fd):
                 os.set_blocking(fd, False)
             what = {
@@ -152,12 +167,10 @@ class ChildProcess:
                 "spec": spec,
                 "warm": warm,
             }
-            source.children.add(self._token)
-            try:
-                source.request(what, [theirs[name] for name in FDS])
-            except OSError:
-                self._close_descriptors()
-                raise
+            source.users.add(self._token)
+            ours.callback(source.users.discard, self._token)
+            source.request(what, [theirs[name] for name in FDS])
+            self._ours = ours.pop_all()
 
     def order(self, op: str, **what: Any) -> None:
         """Send one order. A process that has gone is noticed by its exit, not here."""
@@ -214,14 +227,7 @@ class ChildProcess:
             time.sleep(0.01)
         if self.exit_code is None:
             self._nursery.kill()
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        self._nursery.children.discard(self._token)
-        for fd in (self._control_fd, self.report_fd, self.exit_fd, self.out_fd):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self.outbox.close()
+        self._ours.close()
 
     def read_outbox(self) -> bytes:
         """What the process wrote: its pickled result or exception."""
@@ -246,6 +252,22 @@ def _drain(fd: int) -> tuple[bytes, bool]:
             parts.append(chunk)
         return b"".join(parts), True
     return b"".join(parts), False
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe, each end closed with its stack."""
+    ends = os.pipe()
+    for stack, end in zip((reader, writer), ends, strict=True):
+        stack.callback(os.close, end)
+    return ends
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of it from the start; one call to the system writes 2 GiB at most."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    file.seek(0)
 
 
 def _temporary(name: str) -> IO[bytes]:
