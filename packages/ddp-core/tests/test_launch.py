@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -229,6 +231,42 @@ def test_dask_futures_among_the_arguments_are_replaced_by_their_results(client: 
     )
     futures = run(client, lambda x, y: x - y, number, y=client.scatter(2))
     assert client.gather(futures) == [40, 40]
+
+
+class Trainer:
+    async def __call__(self) -> int:
+        return 1
+
+    async def fit(self, epochs: int) -> int:
+        return epochs
+
+
+async def in_steps() -> AsyncIterator[int]:
+    yield 1
+
+
+def in_turns() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (Trainer().fit, r"Trainer\.fit is a coroutine function.*asyncio\.run"),
+        (functools.partial(Trainer().fit, 3), r"fit.* is a coroutine function.*asyncio\.run"),
+        (Trainer(), r"Trainer.* is a coroutine function.*asyncio\.run"),
+        (in_steps, r"in_steps is an asynchronous generator function.*asyncio\.run"),
+        (in_turns, r"in_turns is a generator function.*iterates"),
+    ],
+)
+def test_a_function_of_which_a_call_runs_nothing_is_refused(
+    client: Client, fn: Any, said: str
+) -> None:
+    for start in (launch, run):
+        with pytest.raises(TypeError, match=said):
+            start(client, fn)
+    with pytest.raises(TypeError, match=said):
+        launch(client, fn, options=LaunchOptions(n_ranks=0))
 
 
 def test_a_forgotten_comma_is_found_at_the_call(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +16,13 @@ from ddp_core._here import run_here
 from ddp_core._job import Job
 from ddp_core._submit import install_coordinator
 from ddp_core.options import LaunchOptions, as_options
+
+_RUN = "give a function that calls asyncio.run(...) on it"
+_LAZY: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (inspect.iscoroutinefunction, "a coroutine function", _RUN),
+    (inspect.isasyncgenfunction, "an asynchronous generator function", _RUN),
+    (inspect.isgeneratorfunction, "a generator function", "give a function that iterates over it"),
+)
 
 
 def launch(
@@ -41,7 +49,7 @@ def launch(
     Raises:
         NotEnoughWorkersError: There are too few workers after ``wait_timeout_s``.
         TypeError: ``client``, ``fn``, ``args``, ``kwargs`` or ``options`` is something else, or
-            cannot be pickled.
+            cannot be pickled; ``fn`` is a coroutine or generator function.
         ValueError: ``options.workers`` names an unknown worker.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Iterable):
@@ -138,3 +146,10 @@ def _check(client: Client, fn: Callable[..., Any]) -> None:
         raise ValueError("the client is closed; make a new one")
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
+    for is_lazy, kind, remedy in _LAZY:
+        if is_lazy(fn) or is_lazy(type(fn).__call__):
+            name = getattr(fn, "__qualname__", None) or repr(fn)
+            raise TypeError(
+                f"fn must train when it is called, but {name} is {kind}, of which a call runs "
+                f"nothing: {remedy}"
+            )
