@@ -147,6 +147,7 @@ class FaultProxy:
         certificate: paths of a certificate chain and its key: the proxy then speaks TLS to its
             clients (and plain HTTP to the server).
         record: keep every request in `requests`; a benchmark switches this off.
+        port: to listen on, for a proxy that takes the place of another; a free one by default.
     """
 
     def __init__(
@@ -155,11 +156,13 @@ class FaultProxy:
         *,
         certificate: tuple[str, str] | None = None,
         record: bool = True,
+        port: int = 0,
     ) -> None:
         parts = urlsplit(upstream)
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._certificate = certificate
         self._record = record
+        self._port = port
         self.plan: Plan | None = None
         self.requests: list[Request] = []
         self.endpoint_url = ""
@@ -272,7 +275,7 @@ class FaultProxy:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*self._certificate)
         server = await loop.create_server(
-            lambda: _Front(self, loop), "127.0.0.1", 0, ssl=context, backlog=1024
+            lambda: _Front(self, loop), "127.0.0.1", self._port, ssl=context, backlog=1024
         )
         port = server.sockets[0].getsockname()[1]
         self.endpoint_url = f"{'https' if context else 'http'}://127.0.0.1:{port}"

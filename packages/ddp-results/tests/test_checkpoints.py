@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from ddp_results import CheckpointError, DaskResultsHandler, PathError, open_run
 
@@ -96,3 +101,56 @@ def test_reader_sees_a_whole_checkpoint_while_its_name_is_saved_again(
         reader.join()
     assert seen == sorted(seen)
     assert len(list((tmp_path / "out").glob("checkpoints/last/*.pt"))) == 1
+
+
+def test_reader_sees_a_whole_checkpoint_although_its_writer_is_killed(
+    client: Client, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    handler, folder, stop = DaskResultsHandler(), tmp_path / "out", tmp_path / "stop"
+    folder.mkdir()
+
+    def work() -> int:
+        step = 0
+        while not stop.exists():
+            step += 1
+            handler.save_checkpoint("last", {"w": torch.full((600_000,), step)}, step=step)
+        return step
+
+    future = client.submit(work, pure=False)
+    program = """
+        import sys
+        from distributed import Client
+        from ddp_results import DaskResultsHandler
+
+        class Pending:
+            def done(self): return False
+
+        with Client(sys.argv[1]):
+            DaskResultsHandler(sys.argv[2]).process_results(sys.argv[3], [Pending()])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), cluster.scheduler_address]
+
+    def read() -> int:
+        latest = open_run(folder).latest_checkpoint()
+        if latest is None:
+            return 0
+        weights = latest.load()["w"]
+        assert (weights == weights[0]).all()
+        return int(weights[0])
+
+    try:
+        for _ in range(3):
+            writer = subprocess.Popen([*command, handler.pub_sub_key, str(folder)])
+            goal, deadline = read() + 5, time.monotonic() + 60
+            while read() < goal:
+                assert time.monotonic() < deadline, "no newer checkpoint came"
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            assert read() >= 1
+    finally:
+        stop.touch()
+    handler.process_results(folder, [future])
+    latest = open_run(folder).latest_checkpoint()
+    assert latest is not None
+    assert int(latest.load()["w"][0]) == latest.step == future.result()
+    assert len(list(folder.glob("checkpoints/last/*.pt"))) == 1

@@ -105,6 +105,28 @@ def test_order_of_writes_to_one_path_is_kept(client: Client) -> None:
     assert [int(data) for _, data in sink.history] == list(range(300))
 
 
+def test_ranks_that_write_to_one_path_each_keep_their_order(client: Client) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+
+    def work(rank: int) -> None:
+        for n in range(300):
+            handler.submit_result("same", f"{rank} {n}")
+            if n % 50 == 0:
+                handler.submit_result("same", f"{rank} {n} ".encode() + bytes(2**21))
+
+    futures = [
+        client.submit(work, r, workers=[w], pure=False) for r, w in enumerate(client.nthreads())
+    ]
+    handler.process_results(sink, futures)
+    history = [(data.split(None, 2), len(data)) for _, data in sink.history]
+    for rank in range(2):
+        own = [(int(words[1]), size > 100) for words, size in history if int(words[0]) == rank]
+        assert own == [
+            (n, large) for n in range(300) for large in (False, True) if not large or n % 50 == 0
+        ]
+    assert sink.results["same"] == sink.history[-1][1]
+
+
 def test_every_sink_gets_everything(client: Client, tmp_path: Path) -> None:
     memory = MemorySink()
     handler = DaskResultsHandler()

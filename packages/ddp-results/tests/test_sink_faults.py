@@ -50,6 +50,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+class _Pending:
+    """A future that ends when the test says so."""
+
+    ended = False
+
+    def done(self) -> bool:
+        return self.ended
+
+    def exception(self, timeout: float) -> None:
+        del timeout
+
+
 def _in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
@@ -141,6 +153,34 @@ def test_s3_that_refuses_for_a_while_gets_everything(
         assert s3.get_object(bucket, f"run/{n}.txt") == str(n).encode()
     run = open_run(f"s3://{bucket}/run")
     assert len(run.metrics()) == 20
+    run.close()
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_that_is_gone_for_a_while_gets_everything(
+    s3: S3Server, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = DaskResultsHandler()
+    with FaultProxy(s3.endpoint_url) as proxy:
+        port = int(proxy.endpoint_url.rpartition(":")[2])
+        sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+        handler.submit_result("first", "x")
+        processing = _Pending()
+        thread, errors = _in_thread(lambda: handler.process_results(sink, [processing]))
+        wait_for(lambda: "run/first" in s3.list_keys(bucket))
+    for n in range(50):  # nobody listens there any more: connections are refused
+        handler.submit_result(f"{n}.txt", str(n))
+        handler.log_metrics({"loss": n}, step=n)
+    wait_for(lambda: "waiting for" in caplog.text)
+    with FaultProxy(s3.endpoint_url, port=port):
+        processing.ended = True
+        thread.join(100)
+        assert not thread.is_alive()
+    assert not errors
+    for n in range(50):
+        assert s3.get_object(bucket, f"run/{n}.txt") == str(n).encode()
+    run = open_run(f"s3://{bucket}/run")
+    assert [point["step"] for point in run.metrics()] == list(range(50))
     run.close()
 
 
