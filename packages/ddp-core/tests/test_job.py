@@ -26,7 +26,7 @@ def test_a_job_that_nobody_keeps_is_found_and_cancelled(client: Client, tmp_path
     wait_for_ranks(tmp_path)
     gc.collect()
     (found,) = jobs(client)
-    assert (found.name, found.state) == ("hold", "running")
+    assert (found.name, found.state, found.client) == ("hold", "running", client)
     found.cancel()
     with pytest.raises(JobCancelledError):
         found.result(60)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster, default_client
 
 from ddp_results import DaskResultsHandler, MemorySink
 
@@ -21,7 +21,7 @@ class Job:
     def __init__(self, client: Client, attempts: list[Callable[[int], Any]]) -> None:
         self.state = "running"
         self.futures: list[Any] = []
-        self._client = client
+        self.client = client
         self._attempts = attempts
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -39,7 +39,7 @@ class Job:
         self._thread.join(60)
 
     def _next(self) -> None:
-        self.futures = self._client.map(self._attempts.pop(0), range(2), pure=False)
+        self.futures = self.client.map(self._attempts.pop(0), range(2), pure=False)
 
     def _drive(self) -> None:
         while error := self._wait():
@@ -117,6 +117,40 @@ def test_failed_job_is_logged_without_raise_errors(
     DaskResultsHandler().process_results(MemorySink(), job, raise_errors=False)
     job.join()
     assert "a rank failed" in caplog.text
+
+
+@pytest.fixture
+def other(client: Client) -> Iterator[Client]:
+    """A second cluster, whose client is the default one of this process while it is there."""
+    del client  # it is there before
+    with LocalCluster(n_workers=1, dashboard_address=":0") as cluster, Client(cluster) as other:
+        yield other
+
+
+def test_futures_say_on_which_of_two_clusters_they_run(client: Client, other: Client) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+    assert default_client() is other
+    futures = client.map(lambda rank: handler.submit_result(str(rank), "x"), range(2), pure=False)
+    handler.process_results(sink, futures)
+    assert sorted(sink.results) == ["0", "1"]
+
+
+def test_job_that_has_ended_says_on_which_of_two_clusters_it_ran(
+    client: Client, other: Client
+) -> None:
+    handler, sink = DaskResultsHandler(), MemorySink()
+    job = Job(client, [lambda rank: handler.submit_result(str(rank), "x")])
+    job.join()
+    handler.process_results(sink, job)
+    assert sorted(sink.results) == ["0", "1"]
+
+
+def test_futures_of_two_clusters_are_refused(client: Client, other: Client) -> None:
+    futures = [each.submit(int, pure=False) for each in (client, other)]
+    with pytest.raises(ValueError, match="several Dask clusters") as caught:
+        DaskResultsHandler().process_results(MemorySink(), futures)
+    assert client.scheduler.address in str(caught.value)
+    assert other.scheduler.address in str(caught.value)
 
 
 def test_what_is_no_future_is_refused(client: Client) -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -25,6 +29,35 @@ def test_local_sink_keeps_the_contract(tmp_path: Path) -> None:
 
 def test_local_sink_with_fsync_keeps_the_contract(tmp_path: Path) -> None:
     check_sink(lambda: LocalSink(tmp_path, fsync=True))
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    def temporary(folder: Path) -> set[Path]:
+        return set(folder.rglob(".ddp-tmp-*"))
+
+    program = (
+        "import os, signal, sys\n"
+        "from ddp_results import LocalSink\n"
+        "sink = LocalSink(sys.argv[1])\n"
+        "for path in ('a/large', 'b/large'):\n"
+        "    sink.writer(path, 10).append(b'x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for _ in range(2):
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+        left = temporary(tmp_path)
+    assert len(left) == 4  # of the second, too: those of the first were new
+    old, *new = temporary(tmp_path / "a")
+    hours_ago = time.time() - 2 * 3600
+    os.utime(old, (hours_ago, hours_ago))
+    os.utime(next(iter(temporary(tmp_path / "b"))), (hours_ago, hours_ago))
+
+    sink = LocalSink(tmp_path)
+    sink.write("a/small", b"x")
+    assert temporary(tmp_path / "a") == set(new)
+    assert len(temporary(tmp_path / "b")) == 2  # nothing was written there
+    assert sink.names() == ["a/small"]
 
 
 def test_memory_sink_keeps_the_contract() -> None:

@@ -68,6 +68,11 @@ class Job:
         return self._attempt.number
 
     @property
+    def client(self) -> Client:
+        """The client that launched it."""
+        return self._client
+
+    @property
     def futures(self) -> list[Future[Any]]:
         """Dask futures of the current attempt, one per worker, good for ``wait``.
 

@@ -14,6 +14,7 @@ error on the scheduler); a queue holds whatever msgpack can hold, and bytes wrap
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,8 +22,11 @@ from distributed import rpc
 from distributed.protocol.serialize import to_serialize
 
 from ddp_results._locate import SchedulerAddress
+from ddp_results._page import ResultsPage, travelling
 from ddp_results._wire import Packed
 from ddp_results.errors import ChannelLostError, ChannelResetError
+
+logger = logging.getLogger("ddp_results")
 
 SCHEDULER_BUDGET_BYTES = 192 * 2**20  # what all sources of a run may leave on the scheduler
 _WRAP_FROM_BYTES = 32 * 2**10  # below, msgpack's copy is cheaper than a frame of its own
@@ -51,6 +55,9 @@ class Channel(Protocol):
 
     async def write(self, name: tuple[str, ...], value: bytes | dict[str, bytes]) -> None:
         """Replace the note `name`, and whatever was below it."""
+
+    async def add_page(self) -> None:
+        """Let the note `shown` be seen, where there is a dashboard."""
 
     async def close(self) -> None:
         """Disconnect; what was put stays."""
@@ -103,6 +110,20 @@ class DaskChannel:
     async def write(self, name: tuple[str, ...], value: bytes | dict[str, bytes]) -> None:
         """Replace a note."""
         await self._call("set_metadata", keys=[_ROOT, self._key, *name], value=value)
+
+    async def add_page(self) -> None:
+        """Add the page `ddp-results` to the dashboard, if this scheduler takes plugins."""
+        try:
+            await self._call(
+                "register_scheduler_plugin",
+                plugin=travelling(),
+                name=ResultsPage.name,
+                idempotent=True,
+            )
+        except ChannelLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - results do not depend on it
+            logger.info("no page ddp-results on the Dask dashboard: %r", error)
 
     async def close(self) -> None:
         """Disconnect."""

@@ -58,6 +58,7 @@ class Collector:
         n_bad_frames: what came and could not be read.
         has_sources: whether any process has ever submitted under the key.
         silent_s: a source that does not answer for so long is taken for dead.
+        shown: what the page of the Dask dashboard is to show; may be replaced by any thread.
     """
 
     def __init__(self, key: str, open_channel: Callable[[], Channel], delivery: Delivery) -> None:
@@ -66,6 +67,7 @@ class Collector:
         self.n_bad_frames = 0
         self.has_sources = False
         self.silent_s = _SILENT_S
+        self.shown = b""
         self._key = key
         self._open_channel = open_channel
         self._delivery = delivery
@@ -77,6 +79,7 @@ class Collector:
         self._drains = 0
         self._published: dict[str, tuple[int, ...]] = {}
         self._published_s = 0.0
+        self._shown = b""
         self._stopping = False
         self._attached = threading.Event()
         self._finished = threading.Event()
@@ -134,6 +137,7 @@ class Collector:
         channel = self._open_channel()
         await channel.open()
         await self._attach(channel)
+        await channel.add_page()
         self._attached.set()
         pause, lost_since = _PAUSES_S[0], 0.0
         while not self._stopping:
@@ -172,6 +176,7 @@ class Collector:
             await self._read_registry(channel)
             self._registry_read = now
         await self._publish(channel)
+        await self._show(channel)
         return frame_count
 
     def _feed(self, data: Packed) -> None:
@@ -299,6 +304,11 @@ class Collector:
         await self._beat(channel)
         self._published, self._published_s = state, now
 
+    async def _show(self, channel: Channel) -> None:
+        if self.shown is not self._shown:
+            self._shown = self.shown
+            await channel.write(("shown",), self._shown)
+
     def _suspicious(self) -> bool:
         """Whether a source must learn soon how often the queue was emptied, to resend."""
         return any(stream.has_gap for stream in self.streams.values())
@@ -309,6 +319,7 @@ class Collector:
         if not done:
             logger.warning("not all that has come could be stored; the ranks keep it")
         await self._publish(channel, closed=True)
+        await self._show(channel)
         for uid, stream in self.streams.items():
             if (stream.end and stream.durable >= stream.end) or stream.given_up:
                 await channel.write(("src", uid), b"")

@@ -17,7 +17,10 @@ class FutureWatch:
 
     Args:
         run: Dask futures, or a job that speaks for them: it has `futures`, which may change while
-            it runs, a `state`, and `result(timeout=…)`, as a job of ddp-core has.
+            it runs, a `state`, `result(timeout=…)` and a `client`, as a job of ddp-core has.
+
+    Attributes:
+        clients: the Dask client of each future, or of the job; None where there is none.
 
     Raises:
         TypeError: if it holds something else, or belongs to an asynchronous client.
@@ -31,6 +34,7 @@ class FutureWatch:
         is_job = hasattr(run, "futures") and callable(getattr(run, "result", None))
         self._job = run if is_job else None
         self._pending: list[Any] = [_JobEnd(run)] if is_job else futures
+        self.clients = [getattr(each, "client", None) for each in ([run] if is_job else futures)]
         self.total = len(self._pending)
         self.first_failure: BaseException | None = None
 

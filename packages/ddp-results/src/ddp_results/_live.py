@@ -11,14 +11,19 @@ from typing import Any, Self
 from ddp_results._collector import Collector
 from ddp_results._delivery import Delivery
 from ddp_results._futures import FutureWatch
+from ddp_results._page import COLUMNS, pack_shown
+from ddp_results._stream import Stream
 
 _LINE_EVERY_S = 10.0
-_TABLE_EVERY_S = 1.0
+_ROWS_EVERY_S = 1.0
 _MAX_ROWS = 32
 
 
 class Display:
-    """Call `tick` often; it looks at the clock. Writes to stderr; a table needs rich."""
+    """Call `tick` often; it looks at the clock. Writes to stderr; a table needs rich.
+
+    The same table goes to the collector, which leaves it for the page of the Dask dashboard.
+    """
 
     def __init__(
         self, key: str, collector: Collector, delivery: Delivery, watch: FutureWatch
@@ -27,8 +32,9 @@ class Display:
         self._collector = collector
         self._delivery = delivery
         self._watch = watch
-        self._start = self._shown = time.monotonic()
-        self._counts: dict[str, int] = {}
+        self._start = time.monotonic()
+        self._rows = _Changes(self._start)
+        self._lines = _Changes(self._start)
         self._live: Any = None
         self._has_shown = False
 
@@ -39,7 +45,7 @@ class Display:
                 from rich.live import Live
 
                 self._live = Live(
-                    self._table(1.0),
+                    _table([]),
                     console=Console(stderr=True),
                     auto_refresh=False,
                     transient=True,
@@ -56,6 +62,7 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        self._show_on_page(self._make_rows(time.monotonic()), self._summary())
         if self._has_shown:
             sys.stderr.write(f"{self._summary()}\n")
             sys.stderr.flush()
@@ -63,35 +70,39 @@ class Display:
     def tick(self) -> None:
         """Show the state if it is time to."""
         now = time.monotonic()
-        passed = now - self._shown
-        if self._live is not None and passed >= _TABLE_EVERY_S:
-            self._live.update(self._table(passed), refresh=True)
-        elif self._live is None and passed >= _LINE_EVERY_S:
-            sys.stderr.write(f"{self._line(passed)}\n")
+        if now - self._rows.since_s >= _ROWS_EVERY_S:
+            rows = self._make_rows(now)
+            self._show_on_page(rows, self._words())
+            if self._live is not None:
+                self._live.update(_table(rows), refresh=True)
+                self._has_shown = True
+        if self._live is None and now - self._lines.since_s >= _LINE_EVERY_S:
+            sys.stderr.write(f"{self._line(now)}\n")
             sys.stderr.flush()
-        else:
-            return
-        self._shown = now
-        self._has_shown = True
-        self._counts = {uid: s.n_records for uid, s in self._streams().items()}
+            self._has_shown = True
 
-    def _streams(self) -> dict[str, Any]:
+    def _show_on_page(self, rows: list[tuple[str, ...]], words: str) -> None:
+        self._collector.shown = pack_shown(time.time(), words, rows)
+
+    def _streams(self) -> dict[str, Stream]:
         return dict(self._collector.streams)
 
-    def _line(self, passed: float) -> str:
+    def _line(self, now: float) -> str:
         streams = self._streams()
         total = sum(stream.n_records for stream in streams.values())
-        rate = (total - sum(self._counts.values())) / passed
+        rate = sum(self._lines.rates(streams, now).values())
         steps = [stream.step for stream in streams.values() if stream.step is not None]
         step = f", step {min(steps)}" if steps else ""
         losses = [s.values["loss"] for s in streams.values() if "loss" in s.values]
         loss = f", loss {losses[0]:.4g}" if losses and isinstance(losses[0], float) else ""
-        waiting = self._delivery.waiting_for
         return (
             f"results {self._key}: {total} records of {len(streams)} processes, {rate:.0f}/s"
-            f"{step}{loss}; {self._watch.words}"
-            + (f"; waiting for {waiting}" if waiting else self._finishing())
+            f"{step}{loss}; {self._words()}"
         )
+
+    def _words(self) -> str:
+        waiting = self._delivery.waiting_for
+        return self._watch.words + (f"; waiting for {waiting}" if waiting else self._finishing())
 
     def _finishing(self) -> str:
         """Say for what it waits when all ranks have ended."""
@@ -100,31 +111,27 @@ class Display:
         behind = sum(stream.received - stream.durable for stream in self._streams().values())
         return f"; storing the last {behind}" if behind else "; waiting for the last word of some"
 
-    def _table(self, passed: float) -> Any:
-        from rich.table import Table
-
-        # No border and no title: what a rank prints into the terminal tears nothing then.
-        table = Table(box=None, pad_edge=False)
-        for column in ("process", "step", "metrics", "records", "per s", "lag s"):
-            table.add_column(
-                column, justify="left" if column in ("process", "metrics") else "right"
-            )
-        streams = sorted(self._streams().items(), key=lambda item: item[1].source.rank)
-        for uid, stream in streams[:_MAX_ROWS]:
-            behind = stream.received - stream.durable
-            table.add_row(
+    def _make_rows(self, now: float) -> list[tuple[str, ...]]:
+        """Return the cells of `COLUMNS` for each source, by rank."""
+        streams = self._streams()
+        rates = self._rows.rates(streams, now)
+        sources = sorted(streams.items(), key=lambda item: item[1].source.rank)
+        rows: list[tuple[str, ...]] = [
+            (
                 stream.source.label,
                 "" if stream.step is None else str(stream.step),
                 "  ".join(_metric(name, value) for name, value in list(stream.values.items())[:4]),
                 str(stream.n_records),
-                f"{(stream.n_records - self._counts.get(uid, 0)) / passed:.0f}",
-                f"{max(0.0, time.time() - stream.sent_s):.1f}" if behind else "0",
+                f"{rates[uid]:.0f}",
+                _lag(stream),
             )
-        if len(streams) > _MAX_ROWS:
-            table.add_row(f"and {len(streams) - _MAX_ROWS} more", *[""] * 5)
+            for uid, stream in sources[:_MAX_ROWS]
+        ]
+        if len(sources) > _MAX_ROWS:
+            rows.append((f"and {len(sources) - _MAX_ROWS} more", "", "", "", "", ""))
         if self._delivery.waiting_for:
-            table.add_row(f"waiting for {self._delivery.waiting_for}", *[""] * 5)
-        return table
+            rows.append((f"waiting for {self._delivery.waiting_for}", "", "", "", "", ""))
+        return rows
 
     def _summary(self) -> str:
         streams = self._streams().values()
@@ -134,6 +141,40 @@ class Display:
             f"results: {records} records ({size / 1e6:.1f} MB) of {len(streams)} processes in"
             f" {time.monotonic() - self._start:.0f} s"
         )
+
+
+class _Changes:
+    """How fast the records of each source come, from one look to the next."""
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self._counts: dict[str, int] = {}
+
+    def rates(self, streams: dict[str, Stream], now: float) -> dict[str, float]:
+        """Return records per second since the last look, by source."""
+        passed = max(now - self.since_s, 1e-3)
+        old, self._counts = self._counts, {uid: s.n_records for uid, s in streams.items()}
+        self.since_s = now
+        return {uid: (n - old.get(uid, 0)) / passed for uid, n in self._counts.items()}
+
+
+def _table(rows: list[tuple[str, ...]]) -> Any:
+    from rich.table import Table
+
+    # No border and no title: what a rank prints into the terminal tears nothing then.
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("process", "metrics") else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _lag(stream: Stream) -> str:
+    """Return for how many seconds the last record has waited, by the clocks of both sides."""
+    if stream.received == stream.durable:
+        return "0"
+    return f"{max(0.0, time.time() - stream.sent_s):.1f}"
 
 
 def _metric(name: str, value: object) -> str:

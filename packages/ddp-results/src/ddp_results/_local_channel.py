@@ -55,5 +55,8 @@ class LocalChannel:
                 notes = inner
             notes[name[-1]] = value
 
+    async def add_page(self) -> None:
+        """Do nothing: there is no dashboard."""
+
     async def close(self) -> None:
         """Do nothing: what was put stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +66,28 @@ def of_client() -> SchedulerAddress | None:
         client = default_client()  # type: ignore[no-untyped-call]
     except ValueError:
         return None
-    scheduler = getattr(client, "scheduler", None)
-    if scheduler is None:
-        return None
-    return SchedulerAddress(scheduler.address, client.security)
+    return of_clients([client])
+
+
+def of_clients(clients: Iterable[Any]) -> SchedulerAddress | None:
+    """Return the scheduler of these clients; one that is closed has none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    found = {
+        client.scheduler.address: client
+        for client in clients
+        if getattr(client, "scheduler", None) is not None
+    }
+    if len(found) > 1:
+        raise ValueError(
+            f"the futures belong to several Dask clusters ({', '.join(sorted(found))}): call"
+            " process_results for each cluster, with a handler and a folder of its own"
+        )
+    for address, client in found.items():
+        return SchedulerAddress(address, client.security)
+    return None
 
 
 def _of_task() -> SchedulerAddress | None:

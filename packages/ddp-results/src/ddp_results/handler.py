@@ -16,7 +16,7 @@ from ddp_results._delivery import Delivery
 from ddp_results._futures import FutureWatch
 from ddp_results._live import Display
 from ddp_results._local_channel import LocalChannel
-from ddp_results._locate import SchedulerAddress, is_worker_process, locate, of_client
+from ddp_results._locate import SchedulerAddress, is_worker_process, locate, of_client, of_clients
 from ddp_results._outlet import Outlet
 from ddp_results._sender import Sender
 from ddp_results._submitting import SubmittingHandler
@@ -94,11 +94,13 @@ class DaskResultsHandler(SubmittingHandler):
             prefix: a folder (results become `prefix/<path>`), `s3://bucket/prefix` or a sink;
                 None for only the `sink` of the constructor.
             futures: the futures of the ranks, or the job of `ddp_core.launch`, which is followed
-                through its restarts.
+                through its restarts. Their client says which scheduler it is; without any, it is
+                that of the current client.
             raise_errors: whether the first failure of a rank is raised. Everything submitted
                 before it is stored first. If not, failures are logged and the other ranks go on.
 
         Raises:
+            TypeError, ValueError: at the start, if the futures are none, or of several clusters.
             SinkUnavailableError: at the start, if a sink cannot be written to.
             NoClusterError, ChannelLostError, CollectorBusyError: at the start or later.
             MissingRecordsError: records were lost, which are named.
@@ -106,10 +108,11 @@ class DaskResultsHandler(SubmittingHandler):
             BaseException: what a rank raised.
         """
         watch = FutureWatch(futures)
+        open_channel = self._channel_factory(of_clients(watch.clients) or locate(self._carried))
         sinks = self._open_sinks(prefix)
         delivery = Delivery(sinks, sink_timeout_s=self._sink_timeout_s)
         delivery.start()
-        collector = Collector(self.pub_sub_key, self._channel_factory(), delivery)
+        collector = Collector(self.pub_sub_key, open_channel, delivery)
         display = Display(self.pub_sub_key, collector, delivery, watch)
         try:
             collector.start()
@@ -165,9 +168,8 @@ class DaskResultsHandler(SubmittingHandler):
             raise
         return sinks
 
-    def _channel_factory(self) -> Any:
+    def _channel_factory(self, where: SchedulerAddress | None) -> Any:
         key = self.pub_sub_key
-        where = locate(self._carried)
         if where is not None and where.is_in_another_process:
             raise NoClusterError(
                 f"results of {key!r}: the scheduler at {where.address} lives inside another"
@@ -206,7 +208,7 @@ class DaskResultsHandler(SubmittingHandler):
         members = () if self._sink is None else self._sink.members
         uploaders = (member.uploader() for member in members)
         uploader = next((each for each in uploaders if each is not None), None)
-        return Sender(self.pub_sub_key, self._channel_factory(), uploader)
+        return Sender(self.pub_sub_key, self._channel_factory(locate(self._carried)), uploader)
 
 
 def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:

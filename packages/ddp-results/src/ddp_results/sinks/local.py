@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -25,11 +26,15 @@ _TRANSIENT = frozenset(
     }
 )
 _TEMPORARY = ".ddp-tmp-"
+_ABANDONED_S = 3600.0  # four times the default of `sink_timeout_s`
 _REMEMBERED_DIRECTORIES = 10_000
 
 
 class LocalSink(ReadableSink):
     """Writes each result to a temporary file beside its place and renames it over it.
+
+    A process that is killed leaves such files, called `.ddp-tmp-…`; the next one that writes into
+    the same folder removes those that nobody has touched for an hour.
 
     Symbolic links below the folder are followed only while they stay inside it. Metrics of each
     source are appended to one file of JSON lines below `_ddp/metrics/`.
@@ -176,6 +181,7 @@ class LocalSink(ReadableSink):
             self._known_directories.clear()
         if not self._holds_link(directory):
             self._known_directories.add(directory)
+            _remove_abandoned(directory)
 
     def _holds_link(self, directory: str) -> bool:
         return os.path.realpath(directory) != directory
@@ -259,6 +265,17 @@ class _FileWriter(Writer):
             self._file = None
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
+
+
+def _remove_abandoned(directory: str) -> None:
+    before = time.time() - _ABANDONED_S
+    # A folder that may not be listed is no obstacle, nor is a file that is gone meanwhile.
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(_TEMPORARY):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < before:
+                        os.unlink(entry.path)
 
 
 def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
