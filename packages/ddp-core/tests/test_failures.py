@@ -386,3 +386,34 @@ def test_a_task_that_holds_the_interpreter_does_not_cost_the_job(
         assert job.result(90) == ["trained"] * 2
     assert "has said nothing for" in caplog.text
     assert "its host answers" in caplog.text
+
+
+def test_an_agent_that_cannot_follow_its_job_ends_it(
+    client: Client, tmp_path: Path, fast: LaunchOptions
+) -> None:
+    def spoil(dask_scheduler: Any) -> None:
+        coordinator = dask_scheduler.plugins[Coordinator.name]
+        whole = coordinator.op_poll
+
+        def op_poll(agent: int | None = None, **given: Any) -> Any:
+            if agent is not None:
+                raise ZeroDivisionError("nobody foresaw this")
+            return whole(**given)
+
+        coordinator.op_poll = op_poll
+
+    def mend(dask_scheduler: Any) -> None:
+        del dask_scheduler.plugins[Coordinator.name].op_poll
+
+    def event() -> None:
+        Path(tmp_path, "trains").touch()
+
+    job = launch(client, train_until, args=(str(tmp_path), event), options=fast)
+    wait_until(lambda: (tmp_path / "trains").exists(), 40)
+    client.run_on_scheduler(spoil)
+    try:
+        with pytest.raises(RankFailedError, match=r"agent on .* failed: ZeroDivisionError"):
+            job.result(60)
+    finally:
+        client.run_on_scheduler(mend)
+    assert not [p for p in pids(tmp_path) if pid_is_alive(p)]

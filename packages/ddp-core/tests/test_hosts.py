@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -62,13 +63,22 @@ class Hosts:
                 self._workers[name] = self._dask(host, "worker", self.address, *options)
         wait_until(lambda: set(self.workers(client)) == set(WORKERS), 60)
 
+    def log(self, name: str) -> str:
+        """What a worker has written, and the stacks of its threads."""
+        self._workers[name].send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        return (self._folder / f"{WORKERS[name]}.log").read_text()
+
     def _stop(self, name: str) -> None:
         worker = self._workers.pop(name)
         worker.kill()
         worker.wait()
 
     def _dask(self, host: str, what: str, *words: str) -> subprocess.Popen[bytes]:
-        code = f"from distributed.cli.dask_{what} import main; main()"
+        code = (
+            "import faulthandler, signal; faulthandler.register(signal.SIGUSR1);"
+            f"from distributed.cli.dask_{what} import main; main()"
+        )
         here = ("--host", self.network.address(host), "--no-dashboard")
         return self.network.start(host, self._folder / f"{host}.log", "-c", code, *words, *here)
 
@@ -166,7 +176,7 @@ def test_a_host_that_vanishes_is_lost_and_the_next_job_does_without_it(
     assert not [pid for pid in near if pid_is_alive(pid)]
     assert launch(client, dist.get_world_size).result(60) == [2, 2]
     cluster.network.reappear("b")
-    wait_until(lambda: not pid_is_alive(far), 60)
+    wait_until(lambda: not pid_is_alive(far), 60, lambda: cluster.log("b1"))
 
 
 def test_a_job_goes_on_where_the_other_hosts_are(

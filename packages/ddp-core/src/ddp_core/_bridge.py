@@ -46,6 +46,7 @@ class Bridge:
         self._who = {"job_attempt": job_attempt, "agent": agent}
         self._views: collections.deque[dict[str, Any]] = collections.deque()
         self._follower: Any = None
+        self._failure: Exception | None = None
         self._ringing = threading.Lock()
         self.wake_fd, self._bell = os.pipe()
         os.set_blocking(self.wake_fd, False)
@@ -83,12 +84,18 @@ class Bridge:
         self._follower = asyncio.run_coroutine_threadsafe(self._follow(seen), self._loop)
 
     def news(self) -> list[dict[str, Any]]:
-        """The views of the job that have come since the last call."""
+        """The views of the job that have come since the last call.
+
+        Raises:
+            Exception: Nothing more will come, for a reason that nobody foresaw.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_fd, 4096)
         views = []
         while self._views:
             views.append(self._views.popleft())
+        if self._failure is not None:
+            raise self._failure
         return views
 
     def ring(self, view: dict[str, Any] | None = None) -> None:
@@ -114,9 +121,28 @@ class Bridge:
 
     async def _call(self, op: str, bound_s: float, **given: Any) -> Any:
         method = getattr(self.worker.scheduler, HANDLER)
-        return await asyncio.wait_for(method(verb=op, **self._who, **given), bound_s)
+        call = asyncio.ensure_future(method(verb=op, **self._who, **given))
+        # Not wait_for, which waits without a bound for what it cancels: Dask's connections may
+        # take their time, for example to greet a scheduler that is cut off.
+        try:
+            done, _ = await asyncio.wait({call}, timeout=bound_s)
+        finally:
+            call.cancel()
+            call.add_done_callback(_forget)
+        if not done:
+            raise TimeoutError(f"no answer from the scheduler within {bound_s:g} s")
+        if call.cancelled():
+            raise ConnectionAbortedError("Dask has given the connection up")
+        return call.result()
 
     async def _follow(self, seen: int) -> None:
+        try:
+            await self._receive(seen)
+        except Exception as exc:  # noqa: BLE001 - raised by news()
+            self._failure = exc
+            self.ring()
+
+    async def _receive(self, seen: int) -> None:
         loop = asyncio.get_running_loop()
         bound_s = POLL_S + POLL_ANSWER_S
         heard = reached = loop.time()
@@ -143,3 +169,9 @@ class Bridge:
                 self.ring(view)
             if view["state"] == "ended":
                 return
+
+
+def _forget(call: asyncio.Future[Any]) -> None:
+    """Take what a call has come to after its time, so that asyncio does not complain."""
+    if not call.cancelled():
+        call.exception()
