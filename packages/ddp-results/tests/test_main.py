@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,28 @@ def test_mistakes_are_said_in_one_line(
     assert main(["plot", run, "lost"]) == 2
     assert "only ['big', 'loss']" in capsys.readouterr().err
     assert main(["export", run, "x.txt"]) == 2
+    assert main(["show", ""]) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_folder_without_a_run_is_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert main(["show", str(tmp_path)]) == 0
+    assert "that process_results was given?" in capsys.readouterr().out
+    assert main(["plot", str(tmp_path), "loss"]) == 2
+    assert "no other; is it the folder" in capsys.readouterr().err
+
+
+def test_processes_without_a_rank_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = LocalSink(tmp_path)
+    sink.append(replace(SOURCE, rank=-1), [Point(1, 1e9, 1, {"loss": 1.0})])
+    sink.close()
+    assert main(["tail", str(tmp_path)]) == 0
+    assert "process c0ffee  step 1" in capsys.readouterr().out
 
 
 def test_line_cut_off_by_a_dead_client_is_passed_over_and_its_point_is_read_once(

@@ -7,12 +7,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ddp_results._metrics import to_json
 from ddp_results.errors import ResultsError
-from ddp_results.runs import Run, open_run
+from ddp_results.runs import NO_RUN, Run, open_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +42,7 @@ def _ls(run: Run, options: argparse.Namespace) -> int:
 
 def _show(run: Run, _: argparse.Namespace) -> int:
     points = run.metrics()
+    checkpoints = run.checkpoints()
     sources = {(point["attempt"], point["rank"], point["src"]) for point in points}
     print(f"{len(points)} points of {len(sources)} processes, {len(run.results())} results")
     latest: dict[str, tuple[Any, Any]] = {}
@@ -48,10 +50,12 @@ def _show(run: Run, _: argparse.Namespace) -> int:
         latest.update({name: (value, point["step"]) for name, value in point["metrics"].items()})
     for name, (value, step) in sorted(latest.items()):
         print(f"  {name:<24} {_text(value):<14} at step {step}")
-    for checkpoint in run.checkpoints():
+    for checkpoint in checkpoints:
         metrics = "  ".join(f"{name} {_text(v)}" for name, v in checkpoint.metrics.items())
         size = f"{checkpoint.size_bytes / 1e6:.1f} MB"
         print(f"  checkpoint {checkpoint.name:<20} step {checkpoint.step}  {size}  {metrics}")
+    if not points and not checkpoints:
+        print(f"  no metrics and no checkpoints: {NO_RUN}")
     return 0
 
 
@@ -114,7 +118,8 @@ def _verify(run: Run, _: argparse.Namespace) -> int:
 def _line(point: dict[str, Any]) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(point["time"]))
     metrics = "  ".join(f"{name} {_text(value)}" for name, value in point["metrics"].items())
-    return f"{when}  rank {point['rank']}  step {point['step']}  {metrics}"
+    who = f"rank {point['rank']}" if point["rank"] >= 0 else f"process {point['src']}"
+    return f"{when}  {who}  step {point['step']}  {metrics}"
 
 
 def _text(value: object) -> str:
@@ -139,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     s3.add_argument("--addressing", choices=("auto", "path", "virtual"), default="auto")
 
     parser = argparse.ArgumentParser(prog="ddp-results", description="Look at the results of runs.")
+    parser.add_argument("--version", action="version", version=version("ddp-results"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, act: Callable[..., int], text: str) -> argparse.ArgumentParser:

@@ -28,15 +28,16 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, Scalar]:
         MetricError: for a value that is not one scalar, or a key that is not text; it names the
             key, the type and, where there is one, the shape.
     """
-    if not isinstance(metrics, Mapping):
+    if type(metrics) is not dict and not isinstance(metrics, Mapping):
         raise MetricError(f"metrics must be a mapping of name to number, not {_kind(metrics)}")
     plain: dict[str, Scalar] = {}
     for key, value in metrics.items():
-        if not isinstance(key, str):
+        if type(key) is not str and not isinstance(key, str):
             raise MetricError(f"metric name {key!r} must be a str, not {type(key).__name__}")
-        plain[key] = value if type(value) in _PLAIN else _scalar(key, value)
-        if not key.isascii() or type(plain[key]) in (str, int):
-            _check_sendable(key, plain[key])
+        scalar = value if type(value) in _PLAIN else _scalar(key, value)
+        if type(scalar) is not float or not key.isascii():
+            _check_sendable(key, scalar)
+        plain[key] = scalar
     return plain
 
 

@@ -95,18 +95,19 @@ class Sender:
             BackPressureError: if nothing has been taken for ten minutes.
             ChannelLostError: if the scheduler has gone.
         """
-        self._outbox.add(records, self._uploads.choose(records) if self._uploads else range(0))
+        box = self._outbox
+        box.add(records, self._uploads.choose(records) if self._uploads else range(0))
         if self._idle:
             self._wake_up()
-        if not self._outbox.has_room and not self._outbox.wait_until(
-            lambda: self._outbox.has_room,
+        if not box.has_room and not box.wait_until(
+            lambda: box.has_room,
             None,
             stalled_s=_STALLED_TIMEOUT_S,
             on_wait=self._say_waiting,
         ):
             raise BackPressureError(
                 f"{self._source.label}: nobody has taken a result for {_STALLED_TIMEOUT_S:.0f} s"
-                f" and the {self._outbox.window_bytes >> 20} MiB that may wait are full;"
+                f" and the {box.window_bytes >> 20} MiB that may wait are full;"
                 " run process_results() on the client while the ranks run"
             )
 

@@ -15,6 +15,8 @@ from ddp_results.sinks._jsonl import METRICS_PREFIX, decode_lines
 from ddp_results.sinks.base import ReadableSink
 from ddp_results.sinks.opening import Target, open_sink
 
+NO_RUN = "is it the folder or bucket that process_results was given?"
+
 
 def open_run(target: Target, **options: Any) -> Run:
     """Return the run in a folder, at `s3://bucket/prefix` or in a readable sink.
@@ -23,7 +25,10 @@ def open_run(target: Target, **options: Any) -> Run:
 
     Raises:
         RunNotFoundError: if nothing is there.
+        ValueError: if `target` is empty.
     """
+    if target == "":
+        raise ValueError("the address of the run is empty; for the current folder give '.'")
     if isinstance(target, str | os.PathLike) and "://" not in os.fspath(target):
         folder = Path(target)
         if not folder.is_dir():
@@ -119,12 +124,16 @@ class Run:
         """
         points = self.metrics(name)
         if not points:
-            raise KeyError(f"{self!r} has no metric {name!r}, only {self.metric_names()}")
+            raise KeyError(f"{self!r} has no metric {name!r}, {self._which_metrics()}")
         return plot_metric(name, points, path)
 
     def metric_names(self) -> list[str]:
         """Return the names of all metrics, sorted."""
         return sorted({name for point in self._points() for name in point["metrics"]})
+
+    def _which_metrics(self) -> str:
+        names = self.metric_names()
+        return f"only {names}" if names else f"and no other; {NO_RUN}"
 
     def close(self) -> None:
         """Give back connections; a folder has none. The run may be used again."""
