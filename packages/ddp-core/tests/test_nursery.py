@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -110,6 +111,18 @@ def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
         ChildProcess(source, "_child", an_environment(), {})
     assert open_files() == before
     assert not source.users
+    source.close()
+
+
+def test_a_nursery_that_does_not_answer_goes_with_its_children() -> None:
+    """It may hang with a network file system; a task that waited for it would block its worker."""
+    source = NurseryProcess(an_environment(), {})
+    child = ChildProcess(source, "_child", an_environment(), {}, warm=False)
+    os.kill(source._popen.pid, signal.SIGSTOP)
+    child.stop(0.1)
+    wait_until(child.reap)
+    assert not source.is_alive()
+    child.close()
     source.close()
 
 

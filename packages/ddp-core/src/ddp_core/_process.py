@@ -24,6 +24,8 @@ logger = logging.getLogger("ddp_core.agent")
 # Read by libraries when they are loaded: other values need another nursery.
 _LOADED = ("LD_", "DYLD_", "PYTHON", "TORCH", "PYTORCH", "KMP_", "GOMP_", "MALLOC_", "C10_")
 _NOT_LOADED = ("TORCHELASTIC_", "PYTHONUNBUFFERED")
+# A nursery that loads torch obeys no order meanwhile, one that hangs with a file system never.
+ANSWER_S = 5.0
 _lock = threading.Lock()
 _kept: list[NurseryProcess] = []
 
@@ -103,7 +105,8 @@ class NurseryProcess:
         """End a nursery that does not answer. The next launch starts another."""
         logger.warning("the nursery of this worker does not answer and is killed")
         self._popen.kill()
-        self._popen.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1)
 
     def close(self) -> None:
         """Let the nursery end; it first ends its children."""
@@ -196,10 +199,14 @@ class ChildProcess:
         self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
 
     def reap(self) -> bool:
-        """Learn whether the process has ended; kill it if its time is over. True when gone."""
+        """Learn whether the process has ended; kill it if its time is over. True when gone.
+
+        A nursery that does not kill it within ``ANSWER_S`` goes too.
+        """
         if self.exit_code is not None:
             return True
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        over_s = 0.0 if self._deadline is None else time.monotonic() - self._deadline
+        if over_s > 0:
             self._kill()
         data, ended = _drain(self.exit_fd)
         *lines, self._status = (self._status + data).split(b"\n")
@@ -212,21 +219,18 @@ class ChildProcess:
         if ended and self.exit_code is None:
             # The nursery itself is gone, which the kernel may have chosen when memory ran out.
             logger.warning("the nursery of rank process %s is gone", self.pid)
-            self._kill_group()
-            self.exit_code = -signal.SIGKILL
+            self._give_up()
+        elif self.exit_code is None and over_s > ANSWER_S:
+            # It has not collected the process either: nobody else has got that number.
+            self._nursery.kill()
+            self._give_up()
         return self.exit_code is not None
 
     def close(self) -> None:
         """Kill what still runs, wait until it is gone, and close every descriptor."""
-        began = time.monotonic()
-        while not self.reap() and time.monotonic() - began < 5:
-            self._kill()
-            if time.monotonic() - began > 2:
-                # A nursery that does not answer has not collected it either: its number is its own.
-                self._kill_group()
+        self.leave_within(0)
+        while not self.reap():
             time.sleep(0.01)
-        if self.exit_code is None:
-            self._nursery.kill()
         self._ours.close()
 
     def read_outbox(self) -> bytes:
@@ -237,6 +241,11 @@ class ChildProcess:
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
             self._nursery.request({"kill": self._token})
+
+    def _give_up(self) -> None:
+        """Kill the process without its nursery, which cannot tell of its end any more."""
+        self._kill_group()
+        self.exit_code = -signal.SIGKILL
 
     def _kill_group(self) -> None:
         if self.pid is not None:
