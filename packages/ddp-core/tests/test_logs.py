@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from commandline import cluster_with_fixed_ports
 from conftest import wait_until
 from distributed import Client
 
@@ -59,6 +61,36 @@ def test_a_job_outlives_the_disk_to_which_its_client_writes(client: Client) -> N
         assert launch(client, train).result(60) == [0, 1]
     with contextlib.suppress(OSError):
         full.close()
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[Any]:
+    with open("/dev/full", "wb") as full:
+        yield full
+
+
+@contextlib.contextmanager
+def pipe_without_reader() -> Iterator[Any]:
+    readable, writable = os.pipe()
+    os.close(readable)
+    yield writable
+    os.close(writable)
+
+
+@pytest.mark.parametrize("stderr", [full_disk, pipe_without_reader, contextlib.nullcontext])
+def test_a_job_outlives_the_stderr_of_its_workers(stderr: Any) -> None:
+    """The last one is none at all: its descriptor is closed, and taken by the next file."""
+
+    def train() -> int:
+        for _ in range(3):
+            print("hello from", dist.get_rank())
+            time.sleep(0.3)
+        return dist.get_rank()
+
+    with stderr() as broken, cluster_with_fixed_ports(broken) as (client, _):
+        for warm in (True, False):
+            options = LaunchOptions(logs="worker", warm=warm)
+            assert launch(client, train, options=options).result(60) == [0, 1]
 
 
 @pytest.mark.timeout(240)

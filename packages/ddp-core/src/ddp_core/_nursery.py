@@ -172,8 +172,9 @@ class Nursery:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.close(out)
@@ -242,7 +243,25 @@ def _say(status: int, text: str) -> None:
         os.write(status, text.encode() + b"\n")
 
 
+def _open_standard() -> None:
+    """Open what is closed of the three standard descriptors, as it is below some daemons.
+
+    Else the next pipe of a rank would be taken for one of them.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free descriptor is this one.
+            os.open(os.devnull, os.O_RDWR)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
 def main(fd: int) -> None:
     """Entry of the process: serve the worker at the other end of this socket."""
+    _open_standard()
     Nursery(socket.socket(fileno=fd)).serve()
     os._exit(0)
