@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from distributed import Client, LocalCluster
-from leaks import changes, look
+from leaks import changes, dask_ports, look, survivors
 
 from ddp_core import LaunchOptions, launch
 
@@ -40,14 +42,31 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 @pytest.fixture
 def fresh() -> Iterator[Client]:
-    """A client of a cluster of its own, whose workers may be killed."""
+    """A client of a cluster of its own, whose workers may be killed.
+
+    The scheduler, and the workers that survive, are afterwards exactly as they were before.
+    """
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):
+        # The first launch starts the nursery, which may stay.
+        launch(client, dist.get_rank).result(60)
+        before, ports = look(client), client.run_on_scheduler(dask_ports)
         yield client
+        with Client(cluster) as after:
+
+            def left() -> list[Any]:
+                gc.collect()  # an error that was raised holds frames, and these hold futures
+                try:
+                    return changes(before, survivors(before, look(after, ports)))
+                except OSError as exc:
+                    # A worker goes while it is looked at.
+                    return [exc]
+
+            wait_until(lambda: not left(), 10, left)
 
 
 @pytest.fixture

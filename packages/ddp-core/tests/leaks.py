@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ from ddp_core._coordinator import Coordinator
 _DASKS = ("Dask-", "TCP-Executor", "Profile", "IO loop", "AsyncProcess", "asyncio_", "Offload")
 
 
-def look(client: Client) -> dict[str, dict[str, Any]]:
-    """The state of the scheduler and of every worker."""
-    ports = client.run_on_scheduler(dask_ports)
+def look(client: Client, ports: Iterable[int] = ()) -> dict[str, dict[str, Any]]:
+    """The state of the scheduler and of every worker.
+
+    Args:
+        client: Of the cluster.
+        ports: More ports of Dask's own processes, as of such that have gone.
+    """
+    ports = client.run_on_scheduler(dask_ports).union(ports)
     seen = {"scheduler": client.run_on_scheduler(scheduler_state)}
     return {**seen, **client.run(worker_state, ports)}
 
@@ -39,8 +45,19 @@ def changes(
     ]
 
 
+def survivors(
+    before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What was seen now of the scheduler and of those processes that were there before."""
+    return {
+        name: state
+        for name, state in after.items()
+        if name in before and state.get("pid") == before[name].get("pid")
+    }
+
+
 # What one worker has in its own way.
-_OWN = ("environ", "files", "listening")
+_OWN = ("pid", "environ", "files", "listening")
 
 
 def scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
@@ -49,6 +66,7 @@ def scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
         "tasks": sorted(map(str, dask_scheduler.tasks)),
         "jobs": sorted(plugin.jobs) if plugin else [],
         "keys": sorted(plugin.keys) if plugin else [],
+        "leaving": sorted(plugin.leaving) if plugin else [],
     }
 
 
@@ -65,6 +83,7 @@ def worker_state(ports: set[int], dask_worker: Any) -> dict[str, Any]:
     connections = process.net_connections("inet")
     names = Counter(re.sub(r"[\d._-]+", "-", t.name) for t in threading.enumerate())
     return {
+        "pid": process.pid,
         "environ": dict(os.environ),
         "cwd": os.getcwd(),
         "tasks": sorted(map(str, dask_worker.state.tasks)),

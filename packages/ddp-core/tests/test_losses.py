@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ import dask
 import pytest
 import torch
 import torch.distributed as dist
+from commandline import cluster_with_fixed_ports
 from conftest import pid_is_alive, slack, wait_until
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 from ddp_core import (
     GangTimeoutError,
@@ -29,9 +30,11 @@ from ddp_core import (
     RankFailedError,
     RendezvousError,
     WorkerLostError,
+    current_rank,
     launch,
     run,
 )
+from ddp_core._submit import gather
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(240)]
 
@@ -100,6 +103,17 @@ def test_the_futures_of_run_end_when_a_worker_is_killed(fresh: Client, tmp_path:
         assert isinstance(future.exception(timeout=30), WorkerLostError)
 
 
+def test_the_futures_of_run_fail_when_a_worker_goes_that_has_returned(fresh: Client) -> None:
+    """Dask would wait for ever for the worker to come back and compute the result again."""
+    futures = run(fresh, dist.get_rank)
+    wait(futures, timeout=60)
+    [lost] = fresh.who_has(futures[1])[futures[1].key]
+    os.kill(worker_pids(fresh)[lost], signal.SIGKILL)
+    wait_until(lambda: futures[1].status == "error", 30)
+    assert isinstance(futures[1].exception(), WorkerLostError)
+    assert futures[0].result(timeout=30) == 0
+
+
 def test_a_retired_worker_is_named(fresh: Client, tmp_path: Path) -> None:
     job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
     pids = wait_for_training(tmp_path)
@@ -122,14 +136,59 @@ def test_a_worker_that_is_scaled_away_is_named(fresh: Client, tmp_path: Path) ->
     assert_gone(pids)
 
 
-def test_restarting_the_cluster_ends_the_job(fresh: Client, tmp_path: Path) -> None:
+def test_restarting_the_cluster_loses_the_workers(fresh: Client, tmp_path: Path) -> None:
     job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
     pids = wait_for_training(tmp_path)
-    fresh.restart(timeout=30)
-    with pytest.raises((WorkerLostError, JobCancelledError)):
+    fresh.restart(timeout=60)
+    with pytest.raises(WorkerLostError, match="the cluster was restarted"):
         job.result(60)
     assert_gone(pids)
     assert launch(fresh, dist.get_rank).result(60) == [0, 1]
+
+
+def test_jobs_that_may_start_again_do_so_after_the_cluster_was_restarted(
+    fresh: Client, tmp_path: Path
+) -> None:
+    """The one that runs and the one that waits; on an old worker either would be lost again."""
+
+    def first_for_ever() -> int:
+        me = current_rank()
+        train(str(tmp_path), 10**9 if me.attempt == 0 else 5)
+        return me.attempt
+
+    once = LaunchOptions(grace_s=2, max_restarts=1)
+    running = launch(fresh, first_for_ever, options=once)
+    pids = wait_for_training(tmp_path)
+    waiting = launch(fresh, lambda: current_rank().attempt, options=once)
+    wait_until(lambda: len(fresh.cluster.scheduler.tasks) == 4)
+    fresh.restart(timeout=60)
+    assert running.result(60) == [1, 1]
+    assert waiting.result(60) == [1, 1]
+    assert_gone(pids)
+
+
+def test_restarting_the_cluster_cancels_the_futures_of_run(fresh: Client, tmp_path: Path) -> None:
+    futures = run(fresh, train, str(tmp_path))
+    pids = wait_for_training(tmp_path)
+    fresh.restart(timeout=60)
+    assert all(future.cancelled() for future in futures)
+    wait_until(lambda: not any(map(pid_is_alive, pids)), 6 + FAST.grace_s)
+
+
+def test_results_that_went_with_their_worker_are_lost(fresh: Client) -> None:
+    address = sorted(fresh.scheduler_info()["workers"])[0]
+    future: Any = fresh.submit(os.getpid, workers=[address], pure=False)
+    os.kill(future.result(30), signal.SIGKILL)
+    with pytest.raises(WorkerLostError):
+        fresh.sync(gather, fresh, [future])
+
+
+def test_results_that_went_with_a_restart_are_lost(fresh: Client) -> None:
+    future: Any = fresh.submit(os.getpid, pure=False)
+    future.result(30)
+    fresh.restart(timeout=60)
+    with pytest.raises(WorkerLostError, match="restarted"):
+        fresh.sync(gather, fresh, [future])
 
 
 def test_a_worker_that_stands_still_is_kept_and_its_owner_told(
@@ -340,18 +399,38 @@ def test_who_returns_first_is_told_to_those_who_wait(fresh: Client) -> None:
     assert caught.value.results == {0: None}
 
 
-def test_an_adaptive_cluster_does_not_take_a_training_worker(fresh: Client, tmp_path: Path) -> None:
+class Offered(SchedulerPlugin):
+    """Notes which workers the scheduler may give away, each time that it is asked."""
+
+    name = "offered"
+
+    def __init__(self) -> None:
+        self.offers: list[list[str]] = []
+
+    def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+        self.offers.append([worker.address for worker in workers])
+        return workers
+
+
+def test_an_adaptive_cluster_takes_no_worker_that_trains(fresh: Client, tmp_path: Path) -> None:
+    """Though it wants to: at first, while two tasks seem to be no work for two workers, and then
+    because it may have one only."""
+    fresh.register_plugin(Offered())
+    seen = fresh.cluster.scheduler.plugins["offered"]
+    workers = worker_pids(fresh)
     job = launch(fresh, train, args=(str(tmp_path),), options=FAST)
-    wait_for_training(tmp_path)
-    assert fresh.run_on_scheduler(_workers_to_close) == []
+    fresh.cluster.adapt(minimum=1, maximum=2, interval="200ms", wait_count=1)
+    pids = wait_for_training(tmp_path)
+    before = len(seen.offers)
+    fresh.cluster.adapt(minimum=1, maximum=1, interval="200ms", wait_count=1)
+    wait_until(lambda: len(seen.offers) >= before + 5)
+    assert not any(seen.offers)
+    assert all(map(pid_is_alive, pids))
+    assert worker_pids(fresh) == workers
     job.cancel()
     with pytest.raises(JobCancelledError):
         job.result(60)
-    wait_until(lambda: len(fresh.run_on_scheduler(_workers_to_close)) == 2)
-
-
-def _workers_to_close(dask_scheduler: Any) -> list[str]:
-    return list(dask_scheduler.workers_to_close(n=2))
+    wait_until(lambda: len(fresh.cluster.scheduler.workers) == 1)
 
 
 def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> None:
@@ -372,49 +451,6 @@ def test_a_lost_rank_that_dask_runs_again_alone_is_refused(tmp_path: Path) -> No
 
 def _n_workers(dask_scheduler: Any) -> int:
     return len(dask_scheduler.workers)
-
-
-@contextmanager
-def cluster_with_fixed_ports() -> Iterator[tuple[Client, Callable[[int], object]]]:
-    """A scheduler and two workers from the command line, without nannies.
-
-    Yields a client, and what starts another worker on a port.
-    """
-    port = free_port()
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    started: list[subprocess.Popen[bytes]] = []
-
-    def spawn(what: str, *arguments: str) -> None:
-        module = f"from distributed.cli.dask_{what} import main; main()"
-        command = [sys.executable, "-c", module, "--host", "127.0.0.1", *arguments]
-        started.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
-
-    def start_worker(worker_port: int) -> None:
-        spawn(
-            "worker", f"tcp://127.0.0.1:{port}", "--no-nanny", "--nthreads", "1",
-            "--worker-port", str(worker_port), "--no-dashboard", "--death-timeout", "30",
-        )  # fmt: skip
-
-    try:
-        spawn("scheduler", "--port", str(port), "--no-dashboard")
-        start_worker(free_port())
-        start_worker(free_port())
-        with Client(f"tcp://127.0.0.1:{port}", timeout=30) as client:
-            client.wait_for_workers(2, timeout=30)
-            yield client, start_worker
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    """A port below those that the system gives to outgoing connections, so that it stays free."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
 
 
 def test_a_dead_scheduler_raises_dasks_error_and_leaves_no_rank_behind(tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ from ddp_core._submit import (
     future_error,
     gather,
     lend,
+    outlive,
     settle,
     submit_agents,
 )
 from ddp_core._watch import Watch, patiently
-from ddp_core.errors import JobCancelledError, ResultError
+from ddp_core.errors import DDPCoreError, JobCancelledError, ResultError
 from ddp_core.options import LaunchOptions
 
 logger = logging.getLogger("ddp_core")
@@ -38,6 +39,8 @@ _INPROC = (
     "ranks, where distributed.Client() would start a cluster of its own: if they need Dask, use "
     "LocalCluster(processes=True)"
 )
+# An event loop keeps only weak references to its tasks.
+_guards: set[asyncio.Task[None]] = set()
 _CANCELLED = {"kind": "cancelled", "text": "cancelled by Job.cancel()"}
 
 
@@ -212,8 +215,13 @@ class Attempt:
         cause = view["cause"]
         if cause is None and not await patiently(settle(self.futures, _TELL_S), self._say_late):
             cause = {"kind": "worker-lost", "text": "a worker went before it delivered its results"}
+        if cause is None and self._spec.decode:
+            guard = asyncio.create_task(outlive(self.futures), name=f"ddp-results-{self._id}")
+            _guards.add(guard)
+            guard.add_done_callback(_guards.discard)
+            return []
         if cause is None:
-            return [] if self._spec.decode else await self._results()
+            return await self._results()
         error = error_from(
             cause,
             job_id=self._spec.job_id,
@@ -227,12 +235,18 @@ class Attempt:
         raise error
 
     async def _results(self) -> list[Any]:
+        try:
+            return await self._gathered()
+        except DDPCoreError as exc:
+            exc.job_id, exc.attempt = self._spec.job_id, self.number
+            raise
+
+    async def _gathered(self) -> list[Any]:
         gathered = await patiently(gather(self._client, self.futures), self._say_late)
         packed = {r: data for part in gathered for r, data in part.results.items()}
         del gathered
         values, error = await unpack_all(packed)
         if error is not None:
-            error.job_id, error.attempt = self._spec.job_id, self.number
             raise error
         return [values[rank.rank] for rank in self.plan]
 

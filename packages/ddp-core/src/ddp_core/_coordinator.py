@@ -45,6 +45,7 @@ class Coordinator(SchedulerPlugin):
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.keys: dict[str, str] = {}
+        self.leaving: set[str] = set()
         self.scheduler: Any = None
         self.beat: Any = None
         self.silence: Any = None
@@ -77,18 +78,22 @@ class Coordinator(SchedulerPlugin):
         self.jobs[record.id] = record
         self.keys.update((a.key, record.id) for a in team)
         for agent in team:
-            if agent.worker not in self.scheduler.workers:
+            if agent.worker not in self.scheduler.workers or agent.worker in self.leaving:
                 self._lose(record, agent, "it left before the job was submitted")
         if self.beat is None or self.beat.done():
             self.beat = asyncio.create_task(self._watch_silence(), name="ddp-core-silence")
         return self._full(record)
 
     async def op_survey(self) -> dict[str, list[str]]:
-        """The workers that jobs hold or wait for, and those whose host does not answer."""
+        """The workers that jobs hold or wait for, and those that cannot be counted on.
+
+        These leave because the cluster is restarted, or their host does not answer.
+        """
         jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        silent = await self.silence.gone()
         return {
             "busy": sorted(set().union(*(job.workers for job in jobs))),
-            "gone": await self.silence.gone(),
+            "gone": sorted(self.leaving.union(silent)),
         }
 
     def op_stop(self, job_attempt: str, failure: dict[str, Any]) -> None:
@@ -233,6 +238,7 @@ class Coordinator(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:  # noqa: ARG002
         """A worker is gone: so is every rank on it."""
+        self.leaving.discard(worker)
         for job in list(self.jobs.values()):
             for agent in job.agents:
                 if agent.worker == worker and job.state != "ended":
@@ -247,18 +253,22 @@ class Coordinator(SchedulerPlugin):
                 self._maybe_end(job)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """A future that the client gave up is a cancelled job."""
-        if finish != "forgotten" or key not in self.keys:
-            return
-        job = self.jobs[self.keys[key]]
-        if job.state == "ended":
-            return
-        agent = next(a for a in job.agents if a.key == key)
-        if not agent.joined:
-            agent.gone = True
-        if not job.have_returned(agent.ranks):
-            self._fail(job, {"kind": "cancelled", "text": "its futures were cancelled or dropped"})
-        self._maybe_end(job)
+        """A future that the client gave up is a cancelled job.
+
+        Unless Dask has given it up, which restarts the cluster and says so in the same step of the
+        event loop: hence not before the next one.
+        """
+        if finish == "forgotten" and key in self.keys:
+            job = self.jobs[self.keys[key]]
+            agent = next(a for a in job.agents if a.key == key)
+            asyncio.get_running_loop().call_soon(self._drop, job, agent)
+
+    def restart(self, scheduler: Any) -> None:
+        """Somebody restarts the cluster: every worker that it has now is about to go."""
+        self.leaving = set(scheduler.workers)
+        text = "its workers are lost: the cluster was restarted (Client.restart)"
+        for job in list(self.jobs.values()):
+            self._fail(job, {"kind": "worker-lost", "text": text})
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:  # noqa: ARG002
         """Keep an adaptive cluster from taking away a worker that trains."""
@@ -303,6 +313,16 @@ class Coordinator(SchedulerPlugin):
         text = f"worker {agent.worker} is lost: {how}"
         where = {"rank": agent.ranks[0], "host": agent.host, "worker": agent.worker}
         self._fail(job, {"kind": "worker-lost", **where, "text": text})
+        self._maybe_end(job)
+
+    def _drop(self, job: Job, agent: Agent) -> None:
+        """The task of an agent is no longer wanted."""
+        if job.state == "ended":
+            return
+        if not agent.joined:
+            agent.gone = True
+        if not job.have_returned(agent.ranks):
+            self._fail(job, {"kind": "cancelled", "text": "its futures were cancelled or dropped"})
         self._maybe_end(job)
 
     def _fail(self, job: Job, failure: dict[str, Any]) -> None:

@@ -67,5 +67,5 @@ def _explain(exc: NotEnoughWorkersError, options: LaunchOptions, gone: Sequence[
     if options.workers is not None:
         parts.append(f"counted are those that workers={list(options.workers)!r} names")
     if gone:
-        parts.append(f"not counted, because they do not answer: {', '.join(gone)}")
+        parts.append(f"not counted, because they are leaving or do not answer: {', '.join(gone)}")
     return "; ".join(parts)

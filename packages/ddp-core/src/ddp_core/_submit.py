@@ -6,8 +6,10 @@ This is the only module that touches the insides of a Dask client.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,12 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from ddp_core import _coordinator
 from ddp_core._agent import AgentSpec, run_agent
+from ddp_core.errors import JobCancelledError, WorkerLostError
+
+# A value that Dask cannot fetch at once may only be on a worker that is slow to answer.
+_LOST_S = 2.0
+_LOOK_S = 0.5
+_LOST = "a worker has gone, and with it a result that nobody had fetched"
 
 _by_value = threading.Lock()
 
@@ -96,8 +104,8 @@ def agent_key(spec: AgentSpec) -> str:
 def submit_agents(client: Client, specs: Sequence[AgentSpec], payload: bytes) -> list[Future[Any]]:
     """Submit all agents of a job in one graph, each pinned to its worker.
 
-    One graph, because then the scheduler and every worker see the agents of two jobs in the same
-    order, without which they could wait for each other for ever.
+    One graph, of a generation of its own, because then every worker runs the agents of two jobs in
+    the same order, without which they could wait for each other for ever.
     """
     tasks = []
     for spec in specs:
@@ -107,7 +115,7 @@ def submit_agents(client: Client, specs: Sequence[AgentSpec], payload: bytes) ->
                     spec, payload, dask_key_name=agent_key(spec)
                 )
             )
-    return list(_untyped(client).compute(tasks, optimize_graph=False))
+    return list(_untyped(client).compute(tasks, optimize_graph=False, fifo_timeout=0))
 
 
 def lend(futures: Sequence[Future[Any]]) -> list[Future[Any]]:
@@ -136,8 +144,53 @@ async def settle(futures: Sequence[Future[Any]], bound_s: float) -> bool:
 
 
 async def gather(client: Client, futures: Sequence[Future[Any]]) -> list[Any]:
-    """The values of finished futures."""
-    return list(await _untyped(client)._gather(list(futures)))
+    """The values of finished futures.
+
+    Raises:
+        WorkerLostError: A value went with its worker; Dask would wait for it for ever.
+        JobCancelledError: A future was cancelled.
+    """
+    work = asyncio.ensure_future(_untyped(client)._gather(list(futures)))
+    seen = time.monotonic()
+    error: Exception = WorkerLostError(_LOST)
+    try:
+        while time.monotonic() - seen < _LOST_S:
+            if (await asyncio.wait({work}, timeout=_LOOK_S))[0]:
+                return list(work.result())
+            if not any(future.status in ("pending", "lost") for future in futures):
+                seen = time.monotonic()
+    except concurrent.futures.CancelledError as exc:
+        match getattr(exc, "reason", ""):
+            case "scheduler-connection-lost":
+                raise
+            case "scheduler-restart":
+                error = WorkerLostError(f"{_LOST}: the cluster was restarted")
+            case _:
+                error = JobCancelledError("its futures were cancelled")
+    finally:
+        work.cancel()
+        # The frame of an error lives as long as it does, and a value as long as its future.
+        del work, futures
+    raise error
+
+
+async def outlive(futures: Sequence[Future[Any]]) -> None:
+    """Fail finished futures whose value goes with its worker; Dask would wait for it for ever.
+
+    Holds none of them, and returns when the client has none of them any more.
+    """
+    client = _untyped(futures[0].client)
+    states = {future.key: _state(future) for future in futures}
+    del futures
+    missing: dict[Any, float] = {}
+    while states := {k: s for k, s in states.items() if client.futures.get(k) is s}:
+        await asyncio.sleep(_LOOK_S)
+        now = time.monotonic()
+        gone = [k for k, s in states.items() if s.status in ("pending", "lost")]
+        missing = {key: missing.get(key, now) for key in gone}
+        for key, since in missing.items():
+            if now - since > _LOST_S:
+                states[key].set_error(WorkerLostError(_LOST), None)
 
 
 def fail_pending(futures: Sequence[Future[Any]], error: BaseException) -> None:
