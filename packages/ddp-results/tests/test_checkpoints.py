@@ -66,6 +66,28 @@ def test_only_the_last_and_the_best_are_kept(client: Client, tmp_path: Path) -> 
     assert len(list(tmp_path.glob("checkpoints/*/*.pt"))) == 3
 
 
+@pytest.mark.parametrize("metrics", [None, {"accuracy": 1}], ids=["none", "another"])
+def test_keeping_the_best_needs_its_value(metrics: dict[str, float] | None) -> None:
+    with pytest.raises(ValueError, match=r"keep_best='loss' needs the value, metrics=\{'loss'"):
+        DaskResultsHandler().save_checkpoint("x", {}, metrics=metrics, keep_best="loss")
+
+
+def test_checkpoint_without_the_value_does_not_drive_out_the_best(
+    client: Client, tmp_path: Path
+) -> None:
+    handler = DaskResultsHandler()
+
+    def work() -> None:
+        for step, loss in enumerate([2, 1, None, None]):
+            handler.save_checkpoint(
+                f"step-{step}", {}, step=step, metrics={"loss": loss}, keep_best="loss"
+            )
+
+    handler.process_results(tmp_path, [client.submit(work, pure=False)])
+    names = [checkpoint.name for checkpoint in open_run(tmp_path).checkpoints()]
+    assert names == ["step-1", "step-3"]
+
+
 def test_reader_sees_a_whole_checkpoint_while_its_name_is_saved_again(
     client: Client, tmp_path: Path
 ) -> None:

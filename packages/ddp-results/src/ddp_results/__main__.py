@@ -52,7 +52,8 @@ def _show(run: Run, _: argparse.Namespace) -> int:
         print(f"  {name:<24} {_text(value):<14} at step {step}")
     for checkpoint in checkpoints:
         metrics = "  ".join(f"{name} {_text(v)}" for name, v in checkpoint.metrics.items())
-        size = f"{checkpoint.size_bytes / 1e6:.1f} MB"
+        kilobytes = checkpoint.size_bytes / 1e3
+        size = f"{kilobytes / 1e3:.1f} MB" if kilobytes > 100 else f"{kilobytes:.1f} kB"
         print(f"  checkpoint {checkpoint.name:<20} step {checkpoint.step}  {size}  {metrics}")
     if not points and not checkpoints:
         print(f"  no metrics and no checkpoints: {NO_RUN}")

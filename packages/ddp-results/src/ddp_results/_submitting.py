@@ -85,10 +85,12 @@ class SubmittingHandler(abc.ABC):
             metrics: recorded in the manifest, for choosing the best.
             keep_last: remove all checkpoints of the run except so many last ones, after this one
                 is durable. None keeps all, unless `keep_best` is given.
-            keep_best: name of a metric; the checkpoint with the best value is kept as well.
+            keep_best: name of one of `metrics`; the checkpoint with the best value is kept as
+                well. None as its value says that this checkpoint has none.
             best: whether the best value is the `min` or the `max`.
 
         Raises:
+            ValueError: for bad arguments, for example `keep_best` without that metric.
             CheckpointError: if torch is missing, or cannot save or read back the state.
         """
         self._submit(

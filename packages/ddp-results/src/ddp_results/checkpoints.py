@@ -37,12 +37,18 @@ def checkpoint_records(
 
     Raises:
         PathError, MetricError: for a name that is no path segment, and for bad metrics.
+        ValueError: for other bad arguments.
         CheckpointError: if torch is missing, or the state cannot be saved or read back.
     """
     directory = PREFIX + _check_name(name)
     if best not in ("min", "max") or (keep_last is not None and keep_last < 1):
         raise ValueError(f"best must be 'min' or 'max', keep_last at least 1: {best}, {keep_last}")
     described = {key: to_json(value) for key, value in scalars(metrics or {}).items()}
+    if keep_best is not None and keep_best not in described:
+        raise ValueError(
+            f"checkpoint {name!r}: keep_best={keep_best!r} needs the value,"
+            f" metrics={{{keep_best!r}: …}} (None if it has none); log_metrics does not give it"
+        )
     number = check_step(step)
     data = _serialise(name, state)
     digest = hashlib.sha256(data).hexdigest()
