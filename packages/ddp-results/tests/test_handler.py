@@ -263,3 +263,21 @@ def test_script_without_cluster_keeps_results_in_its_process(tmp_path: Path) -> 
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
     assert (tmp_path / "a.txt").read_text() == "a"
+
+
+def test_flush_returns_at_once_when_everything_is_stored(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from ddp_results import DaskResultsHandler\n"
+        "handler = DaskResultsHandler()\n"
+        "handler.submit_result('a.txt', 'a')\n"
+        "handler.process_results(sys.argv[1], [])\n"
+        "handler.flush(timeout=5)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("key", ["", "\udc00"], ids=["empty", "surrogate"])
+def test_key_that_cannot_be_told_to_others_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="key"):
+        DaskResultsHandler(key)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -21,10 +22,15 @@ KEY = "a <b> & c"
 
 
 def look(client: Client) -> list[list[str]]:
-    """Return the cells of each process below the heading of our run; none without heading."""
+    """Return the cells of each process below the heading of our run; none without it."""
     url = client.dashboard_link.replace("/status", "/ddp-results")
-    with urlopen(url, timeout=10) as answer:
-        text = answer.read().decode()
+    try:
+        with urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+    except HTTPError as error:
+        if error.code != 404:
+            raise
+        return []  # no run has begun yet
     assert KEY not in text
     _, _, run = text.partition(f"<h2>{html.escape(KEY)}</h2>")
     lines = run.partition("</table>")[0].split("<tr>")[2:]
@@ -61,7 +67,8 @@ def test_page_shows_the_last_values_of_each_process(client: Client, tmp_path: Pa
 
 def test_the_latest_runs_come_first_and_old_ones_are_only_counted() -> None:
     notes = {f"run {n}": pack_shown(1e9 + n, "ended", []) for n in range(30)}
-    text = render({**notes, "of an old client": None})
+    foreign = {"of an old client": None, "a number": 5, "no message": b"\xc1", "a list": b"\x90"}
+    text = render({**notes, **foreign})
     headings = re.findall("<h2>(.*?)</h2>", text)
     assert headings == [f"run {n}" for n in range(29, 9, -1)]
     assert "10 earlier runs" in text

@@ -14,8 +14,10 @@ from ddp_results._collector import Collector
 from ddp_results._delivery import Delivery
 from ddp_results._local_channel import LocalChannel
 from ddp_results._payload import result_records
+from ddp_results._record import Kind, Record, Source
 from ddp_results._sender import Sender
-from ddp_results._wire import Packed, unpack_frame
+from ddp_results._stream import Stream
+from ddp_results._wire import Frame, Packed, unpack_frame
 from ddp_results.errors import CollectorBusyError, SinkError
 from ddp_results.sinks.memory import MemorySink
 
@@ -175,6 +177,17 @@ def test_gap_left_by_a_dead_source_is_reported_and_what_follows_is_stored(key: s
         (stream,) = client.collector.streams.values()
     assert sorted(sink.results) == ["0", "2"]
     assert stream.missing == [(lost.first, lost.first + len(lost.records) - 1)]
+
+
+def test_confirmation_that_fills_a_gap_lets_the_rest_pass() -> None:
+    source = Source("c0ffee", 0, 0, "here", 1, "")
+    record = Record(Kind.RESULT, 0.0, ("path", b"x"), 5)
+    stream = Stream(source)
+    assert stream.feed(Frame("run", source, 0, 3, [record] * 2)) == []
+    assert stream.has_gap
+    assert stream.feed(Frame("run", source, 2, 5, [])) == [(3, record), (4, record)]
+    assert not stream.has_gap
+    assert not stream.missing
 
 
 def test_foreign_bytes_in_the_queue_are_passed_over(key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from ddp_results import (
     open_run,
     open_sink,
 )
+from ddp_results._delivery import Delivery
 from fault_proxy import Fault, FaultProxy
 from s3_server import S3Server
 
@@ -120,10 +123,15 @@ def test_result_that_cannot_be_stored_is_told_after_the_others_are(tmp_path: Pat
     assert (tmp_path / "a").read_text() == "file"
 
 
-def test_sink_of_a_stranger_that_raises_anything_does_not_stop_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError, SystemExit, KeyboardInterrupt, asyncio.CancelledError]
+)
+def test_sink_of_a_stranger_that_raises_anything_does_not_stop_the_others(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     class Buggy(MemorySink):
         def append(self, source: object, points: object) -> None:
-            raise ZeroDivisionError("a bug")
+            raise error("a bug")
 
     handler = DaskResultsHandler()
     handler.log_metrics({"loss": 1})
@@ -132,6 +140,26 @@ def test_sink_of_a_stranger_that_raises_anything_does_not_stop_the_others(tmp_pa
         handler.process_results(TeeSink([Buggy(), tmp_path]))
     assert (tmp_path / "a").exists()
     assert len(open_run(tmp_path).metrics()) == 1
+
+
+def test_sinks_that_are_equal_by_value_are_refused() -> None:
+    @dataclass
+    class Labelled(MemorySink):
+        label: str = ""
+
+    with pytest.raises(TypeError, match=r"Labelled .*eq=False"):
+        DaskResultsHandler().process_results(Labelled())
+
+
+def test_end_of_the_thread_that_stores_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr(Delivery, "_store", fail)
+    handler = DaskResultsHandler()
+    handler.submit_result("a", "x")
+    with pytest.raises(SinkError, match="nobody foresaw this"):
+        handler.process_results(MemorySink())
 
 
 @pytest.mark.xdist_group("s3")

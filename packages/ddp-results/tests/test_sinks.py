@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ddp_results import (
     open_run,
     open_sink,
 )
+from ddp_results.sinks import Point, Source
 from ddp_results.testing import check_sink
 from s3_server import S3Server
 
@@ -58,6 +60,17 @@ def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) ->
     assert temporary(tmp_path / "a") == set(new)
     assert len(temporary(tmp_path / "b")) == 2  # nothing was written there
     assert sink.names() == ["a/small"]
+
+
+def test_metrics_after_the_folder_was_deleted_are_stored_in_a_new_one(tmp_path: Path) -> None:
+    source = Source("c0ffee", 0, 0, "here", 1, "")
+    sink = LocalSink(tmp_path / "run")
+    for n in range(1, 5):
+        sink.append(source, [Point(n, 1e9, n, {"loss": n})])
+        if n == 2:
+            shutil.rmtree(tmp_path / "run")
+    sink.close()
+    assert [point["seq"] for point in open_run(tmp_path / "run").metrics()] == [3, 4]
 
 
 def test_memory_sink_keeps_the_contract() -> None:

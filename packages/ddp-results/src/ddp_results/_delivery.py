@@ -57,6 +57,7 @@ class Delivery:
     Attributes:
         failures: `(source label, path, error)` of what could not be stored.
         dead: sinks that were given up, with the last error.
+        error: why the thread has ended before it was told to.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Delivery:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.sinks = list(sinks)
-        self.failures: list[tuple[str, str, Exception]] = []
-        self.dead: dict[Sink, Exception] = {}
+        self.failures: list[tuple[str, str, BaseException]] = []
+        self.error: BaseException | None = None
+        self.dead: dict[Sink, BaseException] = {}
         self.waiting_for = ""
         self._sink_timeout_s = sink_timeout_s
         self._on_change = on_change
@@ -81,7 +83,7 @@ class Delivery:
         self._wake = threading.Condition()
         self._interrupt = threading.Event()
         self._flushed_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="ddp-results-writer", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="ddp-results-writer", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -112,6 +114,14 @@ class Delivery:
             for writer in payload.writers.values():
                 writer.abort()
         return self.is_idle
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            logger.exception("storing results")
+            self.error = error
+            self._on_change()
 
     def _run(self) -> None:
         while not self._interrupt.is_set():
@@ -279,7 +289,7 @@ class Delivery:
         while sink not in self.dead:
             try:
                 result = act()
-            except Exception as error:
+            except BaseException as error:  # sys.exit() of a sink, too, must not end this thread
                 if not _is_transient(error):
                     self._fail(label or repr(sink), path, error)
                     return None
@@ -304,12 +314,12 @@ class Delivery:
                 return result
         return None
 
-    def _give_up(self, sink: Sink, error: Exception, seconds: float) -> None:
+    def _give_up(self, sink: Sink, error: BaseException, seconds: float) -> None:
         self.dead[sink] = error
         self.waiting_for = ""
         logger.error("%r is given up after %.0f s: %s", sink, seconds, error)
 
-    def _fail(self, label: str, path: str, error: Exception) -> None:
+    def _fail(self, label: str, path: str, error: BaseException) -> None:
         logger.error("%s: %s cannot be stored: %s", label, path, error)
         if len(self.failures) < _MAX_FAILURES_KEPT:
             self.failures.append((label, path, error))
@@ -329,7 +339,7 @@ def _copy(home: ReadableSink, sink: Sink, path: str, size_bytes: int) -> None:
         writer.abort()
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException) -> bool:
     if isinstance(error, SinkError):
         return error.transient
     return isinstance(error, OSError) and not isinstance(error, PathError)

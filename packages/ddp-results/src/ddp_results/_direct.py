@@ -85,8 +85,9 @@ class DirectOutlet:
 
     def _acknowledge(self) -> None:
         self._outbox.acknowledge(durable=self._durable, taken=self._taken)
-        if self._delivery.dead:
-            self._outbox.fail(next(iter(self._delivery.dead.values())))
+        for error in (self._delivery.error, *self._delivery.dead.values()):
+            if error is not None:
+                self._outbox.fail(error)
         self._move()
 
     def _move(self) -> None:

@@ -46,7 +46,7 @@ class Display:
 
                 self._live = Live(
                     _table([]),
-                    console=Console(stderr=True),
+                    console=Console(stderr=True, markup=False, emoji=False, highlight=False),
                     auto_refresh=False,
                     transient=True,
                     vertical_overflow="crop",

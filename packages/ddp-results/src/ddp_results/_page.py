@@ -6,6 +6,7 @@ imported here. It shows notes that the clients leave in the scheduler's metadata
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import html
 import sys
@@ -46,7 +47,8 @@ class _Handler(RequestHandler):
 
     def get(self) -> None:
         runs = self._metadata.get("ddp-results", {})
-        self.write(render({key: run.get("shown") for key, run in runs.items()}))
+        notes = {str(k): run.get("shown") for k, run in runs.items() if isinstance(run, dict)}
+        self.write(render(notes))
 
 
 def travelling() -> bytes:
@@ -67,11 +69,15 @@ def pack_shown(time_s: float, words: str, rows: Iterable[tuple[str, ...]]) -> by
     return packed
 
 
-def render(notes: dict[str, bytes | None]) -> str:
+def render(notes: dict[str, Any]) -> str:
     """Return the page for the notes of the runs by name, the latest first."""
-    found = [(key, msgpack.unpackb(note)) for key, note in notes.items() if note]
-    found.sort(key=lambda run: run[1][1], reverse=True)
-    runs = "".join(_render_run(key, *note[1:4]) for key, note in found[:_MAX_RUNS])
+    found = []
+    for key, note in notes.items():
+        with contextlib.suppress(Exception):  # none, or not ours
+            version, time_s, words, rows = msgpack.unpackb(note)
+            found += [(time_s, _render_run(key, time_s, words, rows))] if version == 1 else []
+    found.sort(reverse=True)
+    runs = "".join(text for _, text in found[:_MAX_RUNS])
     more = f"<p>and {len(found) - _MAX_RUNS} earlier runs</p>" if len(found) > _MAX_RUNS else ""
     return f"{_HEAD}{runs or '<p>no results yet</p>'}{more}</body></html>"
 

@@ -44,18 +44,9 @@ class Stream:
         self.heard_s = time.monotonic()
         if frame.confirmed > self.received:  # an earlier client has stored these
             self.received = self.taken = self.durable = frame.confirmed
-        if not frame.records:  # only a sign of life
-            return []
-        if frame.first > self.received + 1:
+        if frame.records:
             self._parked[frame.first] = frame
-            return []
-        ready = self._accept(frame)
-        while self._parked:
-            first = min(self._parked)
-            if first > self.received + 1:
-                break
-            ready += self._accept(self._parked.pop(first))
-        return ready
+        return self._unpark()
 
     @property
     def has_gap(self) -> bool:
@@ -67,7 +58,7 @@ class Stream:
         first = min(self._parked)
         self.missing.append((self.received + 1, first - 1))
         self.received = first - 1
-        return self.feed(self._parked.pop(first))
+        return self._unpark()
 
     def is_complete(self, mark: int) -> bool:
         """Whether everything that the source submitted before `mark` is stored."""
@@ -79,6 +70,12 @@ class Stream:
         if goal:
             return self.durable >= goal
         return self.given_up and self.durable >= self.received
+
+    def _unpark(self) -> list[tuple[int, Record]]:
+        ready: list[tuple[int, Record]] = []
+        while self._parked and min(self._parked) <= self.received + 1:
+            ready += self._accept(self._parked.pop(min(self._parked)))
+        return ready
 
     def _accept(self, frame: Frame) -> list[tuple[int, Record]]:
         skip = self.received + 1 - frame.first

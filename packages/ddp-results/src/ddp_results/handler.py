@@ -64,6 +64,9 @@ class DaskResultsHandler(SubmittingHandler):
             and only their place travels through Dask; through Dask if that fails.
         sink_timeout_s: how long a sink that cannot store (full disk, S3 out of reach) is tried
             again before it is given up.
+
+    Raises:
+        ValueError: for a key that is empty or no valid Unicode.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class DaskResultsHandler(SubmittingHandler):
         sink: Target | None = None,
         sink_timeout_s: float = SINK_TIMEOUT_S,
     ) -> None:
-        self.pub_sub_key = uuid.uuid4().hex if pub_sub_key is None else str(pub_sub_key)
+        self.pub_sub_key = uuid.uuid4().hex if pub_sub_key is None else _check_key(str(pub_sub_key))
         self._outlet_key = f"dask/{self.pub_sub_key}"
         self._sink = None if sink is None else open_sink(sink)
         self._sink_timeout_s = sink_timeout_s
@@ -211,6 +214,16 @@ class DaskResultsHandler(SubmittingHandler):
         return Sender(self.pub_sub_key, self._channel_factory(locate(self._carried)), uploader)
 
 
+def _check_key(key: str) -> str:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the key {key!r} is not valid Unicode") from error
+    if not key:
+        raise ValueError("the key of the run is empty; give it a name, or None for a new one")
+    return key
+
+
 def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:
     """Return when all futures have ended; raise the first failure, or log each."""
     while watch.n_pending:
@@ -223,7 +236,8 @@ def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:
 
 
 def _broken(collector: Collector, delivery: Delivery) -> bool:
-    return collector.error is not None or len(delivery.dead) == len(delivery.sinks)
+    ended = collector.error or delivery.error
+    return ended is not None or len(delivery.dead) == len(delivery.sinks)
 
 
 def _close(sinks: Iterable[Sink]) -> Exception | None:
@@ -281,6 +295,8 @@ def _problems(
     collector: Collector, delivery: Delivery, close_error: Exception | None
 ) -> list[Exception]:
     problems: list[Exception] = [] if collector.error is None else [collector.error]
+    if delivery.error is not None:
+        problems.append(SinkError(f"storing has ended too early: {delivery.error!r}"))
     problems += [
         SinkError(f"{sink!r} was given up, results are missing there: {error}")
         for sink, error in delivery.dead.items()

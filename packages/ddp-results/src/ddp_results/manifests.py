@@ -115,7 +115,11 @@ def best_of(checkpoints: Sequence[Checkpoint], metric: str, mode: str) -> Checkp
         if isinstance(value, int | float) and value == value:  # NaN is no best
             rated.append((float(value), checkpoint))
     if not rated:
-        raise CheckpointError(f"no checkpoint has the metric {metric!r}")
+        known = sorted({name for checkpoint in checkpoints for name in checkpoint.metrics})
+        raise CheckpointError(
+            f"none of {len(checkpoints)} checkpoints has the number {metric!r}, only {known}: give"
+            f" save_checkpoint metrics={{{metric!r}: …}}"
+        )
     choose = min if mode == "min" else max
     return choose(rated, key=lambda pair: pair[0])[1]
 

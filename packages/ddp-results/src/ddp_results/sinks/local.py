@@ -94,10 +94,13 @@ class LocalSink(ReadableSink):
             new = [point for point in points if point.seq > last]
             try:
                 _write_whole(file, encode_points(source, new))
+                is_there = os.fstat(file.fileno()).st_nlink > 0
             except OSError:  # opened anew, a half-written line is ended before the next try
-                self._metrics.pop(source.uid)
-                file.close()
+                self._forget_metrics(source)
                 raise
+            if not is_there:  # somebody has deleted the file, and with it what it held
+                self._forget_metrics(source)
+                self.append(source, points)
 
     def delete(self, path: str) -> None:
         """Remove a file, and the directories that this leaves empty."""
@@ -192,6 +195,10 @@ class LocalSink(ReadableSink):
             raise SinkError(
                 f"refused to store {path!r}: a symbolic link leads out of {self.root} to {real}"
             )
+
+    def _forget_metrics(self, source: Source) -> None:
+        file, _ = self._metrics.pop(source.uid)
+        file.close()
 
     def _open_metrics(self, source: Source) -> tuple[FileIO, int]:
         target = self._place(metrics_name(source))

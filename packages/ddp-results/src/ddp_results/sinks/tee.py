@@ -17,11 +17,20 @@ class TeeSink(Sink):
 
     Args:
         targets: sinks, folders or `s3://` addresses.
+
+    Raises:
+        TypeError: if a sink cannot be told from others of its class.
     """
 
     def __init__(self, targets: Iterable[Target]) -> None:
         sinks = [open_sink(target) for target in targets]
         self._members = tuple(member for sink in sinks for member in sink.members)
+        for member in self._members:
+            if type(member).__eq__ is not object.__eq__:
+                raise TypeError(
+                    f"{type(member).__name__} compares its instances by value, as a dataclass does,"
+                    " but each sink is one of its own: use @dataclass(eq=False)"
+                )
 
     @property
     def members(self) -> tuple[Sink, ...]:
