@@ -146,6 +146,22 @@ def test_dead_collector_is_replaced_and_nothing_is_lost(key: str) -> None:
     assert [int(data) for _, data in sink.history] == list(range(100))
 
 
+def test_source_answers_a_collector_whose_clock_is_behind(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, sink = Sender(key, lambda: LocalChannel(key)), MemorySink()
+    now = time.time_ns()
+    for hours in (1, 0):
+        _submit(sender, str(hours), b"x")
+        with monkeypatch.context() as patch, Client(key, sink, LocalChannel) as client:
+            patch.setattr(time, "time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
+            client.finish()
+            (stream,) = client.collector.streams.values()
+            assert not stream.given_up
+    sender.close(5)
+    assert sorted(sink.results) == ["0", "1"]
+
+
 def test_source_that_dies_is_named_with_what_came(key: str) -> None:
     sink = MemorySink()
     sender = Sender(key, lambda: LocalChannel(key))

@@ -28,6 +28,7 @@ from ddp_results import (
     open_sink,
 )
 from ddp_results._delivery import Delivery
+from ddp_results.errors import CollectorBusyError
 from fault_proxy import Fault, FaultProxy
 from s3_server import S3Server
 
@@ -97,6 +98,48 @@ def test_full_disk_is_waited_for_and_nothing_is_lost(
         assert (small_disk / f"out/{n}.bin").read_bytes() == bytes([n]) * 30_000
     assert len(open_run(small_disk / "out").metrics("loss")) == 20
     assert not list((small_disk / "out").rglob(".ddp-tmp-*"))
+
+
+def test_disk_that_is_read_only_for_a_while_is_waited_for(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def remount(mode: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(small_disk)], check=True)
+
+    handler, future = DaskResultsHandler(), _Pending()
+    handler.submit_result("first", "x")
+    thread, errors = _in_thread(lambda: handler.process_results(small_disk / "out", future))
+    wait_for((small_disk / "out/first").exists)
+    remount("ro")
+    handler.submit_result("second", "x")
+    wait_for(lambda: "Read-only" in caplog.text)
+    remount("rw")
+    future.ended = True
+    thread.join(60)
+    assert not errors
+    assert (small_disk / "out/second").exists()
+
+
+def test_second_call_for_a_key_leaves_the_sink_of_the_first_alone() -> None:
+    class Counted(MemorySink):
+        n_closed = 0
+
+        def close(self) -> None:
+            self.n_closed += 1
+
+    sink, future = Counted(), _Pending()
+    handler = DaskResultsHandler(sink=sink)
+    handler.submit_result("a", "x")
+    thread, errors = _in_thread(lambda: handler.process_results(None, future))
+    wait_for(lambda: sink.results)
+    with pytest.raises(CollectorBusyError, match="in this process"):
+        handler.process_results(None)
+    assert sink.n_closed == 0
+    future.ended = True
+    thread.join(60)
+    assert not errors
+    handler.process_results(None)
+    assert sink.n_closed == 2
 
 
 def test_sink_that_stays_away_is_given_up_and_the_other_has_everything(tmp_path: Path) -> None:
@@ -182,6 +225,26 @@ def test_s3_that_refuses_for_a_while_gets_everything(
     run = open_run(f"s3://{bucket}/run")
     assert len(run.metrics()) == 20
     run.close()
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_tells_what_it_never_takes_after_everything_else_is_stored(
+    s3: S3Server, bucket: str, proxy: FaultProxy
+) -> None:
+    sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+    proxy.script([Fault(status=400, code="InvalidRequest")] * 99, path=f"/{bucket}/run/never")
+    proxy.script([Fault(status=503)] * 8, path=f"/{bucket}/run/late")
+    sink.write("never", b"x")
+    sink.write("late", b"x")
+    errors: list[SinkError] = []
+    while not errors or errors[-1].transient:
+        with pytest.raises(SinkError) as caught:
+            sink.flush()
+        errors.append(caught.value)
+    assert "InvalidRequest" in str(errors[-1])
+    assert len(errors) > 1
+    assert s3.get_object(bucket, "run/late") == b"x"
+    sink.close()
 
 
 @pytest.mark.xdist_group("s3")

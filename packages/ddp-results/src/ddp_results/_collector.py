@@ -73,6 +73,7 @@ class Collector:
         self._delivery = delivery
         self._epoch = f"{time.time():.3f}-{secrets.token_hex(4)}"
         self._mark = 0
+        self._last_mark = 0  # of the collectors before
         self._finish_since = 0.0
         self._ended_job = ""
         self._registry_read = 0.0
@@ -109,7 +110,7 @@ class Collector:
         self._ended_job = ended_job
         self._finish_since = time.monotonic()
         # Numbers grow from one collector to the next, so that a source answers each once.
-        self._mark = time.time_ns() // 1_000_000
+        self._mark = max(time.time_ns() // 1_000_000, self._last_mark + 1)
 
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait for the end of `finish`, or for an error; return whether it came."""
@@ -229,10 +230,12 @@ class Collector:
 
     async def _attach(self, channel: Channel) -> None:
         await self._wait_for_lease(channel)
-        acks = await channel.read("ack") or {}
+        notes = await channel.read("ack") or {}
+        acks = {uid: Ack.unpack(note) for uid, note in notes.items() if note}
+        self._last_mark = max((ack.mark for ack in acks.values()), default=0)
         for uid, note in (await self._registered(channel)).items():
             if note:
-                durable = Ack.unpack(acks[uid]).durable if acks.get(uid) else 0
+                durable = acks[uid].durable if uid in acks else 0
                 self.streams[uid] = Stream(unpack_source(note), durable)
         await channel.write(("held",), {})  # what the sources may hold is told by acks from now on
         await self._cycle(channel)

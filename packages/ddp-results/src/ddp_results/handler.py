@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,13 @@ from ddp_results._locate import SchedulerAddress, is_worker_process, locate, of_
 from ddp_results._outlet import Outlet
 from ddp_results._sender import Sender
 from ddp_results._submitting import SubmittingHandler
-from ddp_results.errors import MissingRecordsError, NoClusterError, ResultsError, SinkError
+from ddp_results.errors import (
+    CollectorBusyError,
+    MissingRecordsError,
+    NoClusterError,
+    ResultsError,
+    SinkError,
+)
 from ddp_results.sinks.base import Sink
 from ddp_results.sinks.opening import Target, open_sink
 from ddp_results.sinks.tee import TeeSink
@@ -30,6 +38,8 @@ logger = logging.getLogger("ddp_results")
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 45.0
 SINK_TIMEOUT_S = 900.0
+_running: set[str] = set()
+_running_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,10 @@ class DaskResultsHandler(SubmittingHandler):
             SinkError: something could not be stored; everything else was.
             BaseException: what a rank raised.
         """
-        watch = FutureWatch(futures)
+        with _alone(self.pub_sub_key):
+            return self._process(prefix, FutureWatch(futures), raise_errors)
+
+    def _process(self, prefix: Target | None, watch: FutureWatch, raise_errors: bool) -> Delivered:
         open_channel = self._channel_factory(of_clients(watch.clients) or locate(self._carried))
         sinks = self._open_sinks(prefix)
         delivery = Delivery(sinks, sink_timeout_s=self._sink_timeout_s)
@@ -212,6 +225,23 @@ class DaskResultsHandler(SubmittingHandler):
         uploaders = (member.uploader() for member in members)
         uploader = next((each for each in uploaders if each is not None), None)
         return Sender(self.pub_sub_key, self._channel_factory(locate(self._carried)), uploader)
+
+
+@contextlib.contextmanager
+def _alone(key: str) -> Iterator[None]:
+    """Refuse a second call in this process before it touches sinks that the first one uses."""
+    with _running_lock:
+        if key in _running:
+            raise CollectorBusyError(
+                f"process_results for {key!r} runs already in this process; use another key, or"
+                " wait for that one"
+            )
+        _running.add(key)
+    try:
+        yield
+    finally:
+        with _running_lock:
+            _running.discard(key)
 
 
 def _check_key(key: str) -> str:

@@ -22,6 +22,7 @@ from ddp_results.sinks.base import ReadableSink, Writer
 _TRANSIENT = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT),
+        *(errno.EROFS, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY, errno.EINTR, errno.ENOTCONN),
     }
 )

@@ -242,10 +242,12 @@ class S3Sink(ReadableSink):
         failed = [path] if path in self._failed else [] if path else list(self._failed)
         if not failed:
             return
-        error = self._failed[failed[0]]
-        if isinstance(error, SinkError) and not error.transient:
-            self._failed.pop(failed[0])
-            self._drop(failed[0])  # it will never be accepted
+        # What passes comes first: only then is everything stored that ever will be.
+        worst = min(failed, key=lambda each: _is_final(self._failed[each]))
+        error = self._failed[worst]
+        if _is_final(error):
+            self._failed.pop(worst)
+            self._drop(worst)  # it will never be accepted
         raise error
 
     async def _retry_failed(self) -> None:
@@ -302,3 +304,7 @@ class S3Sink(ReadableSink):
 
     def __repr__(self) -> str:
         return f"S3Sink('s3://{self.bucket}/{self.prefix}')"
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, SinkError) and not error.transient
