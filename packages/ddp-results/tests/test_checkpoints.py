@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
-from ddp_results import CheckpointError, DaskResultsHandler, PathError, open_run
+from ddp_results import CheckpointError, DaskResultsHandler, PathError, open_run, open_sink
+from fault_proxy import Fault, FaultProxy
+from s3_server import S3Server
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -176,3 +178,26 @@ def test_reader_sees_a_whole_checkpoint_although_its_writer_is_killed(
     assert latest is not None
     assert int(latest.load()["w"][0]) == latest.step == future.result()
     assert len(list(folder.glob("checkpoints/last/*.pt"))) == 1
+
+
+def test_manifest_is_seen_in_s3_only_when_its_file_is_there(
+    s3: S3Server, bucket: str, proxy: FaultProxy
+) -> None:
+    handler, state = DaskResultsHandler(), {"w": torch.ones(3)}
+    proxy.script([Fault(delay_s=3)], path=".pt")
+    handler.save_checkpoint("slow", state, step=1)
+    sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
+    thread = threading.Thread(target=handler.process_results, args=(sink,))
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while "run/checkpoints/slow/manifest.json" not in s3.list_keys(bucket):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        run = open_run(f"s3://{bucket}/run")
+        latest = run.latest_checkpoint()
+        assert latest is not None
+        assert torch.equal(latest.load()["w"], state["w"])
+        run.close()
+    finally:
+        thread.join(60)

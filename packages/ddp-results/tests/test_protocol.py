@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -144,6 +145,41 @@ def test_dead_collector_is_replaced_and_nothing_is_lost(key: str) -> None:
     first.__exit__()
     sender.close(5)
     assert [int(data) for _, data in sink.history] == list(range(100))
+
+
+class _FrozenChannel(LocalChannel):
+    """Answers nobody while it is frozen, as if the client were stopped."""
+
+    frozen = threading.Event()
+
+    async def drain(self) -> list[Packed]:
+        while self.frozen.is_set():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.01)
+        return await super().drain()
+
+
+def test_collector_that_was_frozen_stores_nothing_after_another_took_over(key: str) -> None:
+    slow, sink = _SlowSink(), MemorySink()
+    sender = Sender(key, lambda: LocalChannel(key))
+    for n in range(2000):
+        _submit(sender, "same", str(n).encode())
+    first = Client(key, slow, _FrozenChannel)
+    first.collector.start()
+    while len(slow.history) < 10:
+        time.sleep(0.01)
+    _FrozenChannel.frozen.set()
+    try:
+        with Client(key, sink, LocalChannel) as client:
+            stored = len(slow.history)
+            client.finish()
+    finally:
+        _FrozenChannel.frozen.clear()
+    assert first.collector.wait_finished(30)
+    assert isinstance(first.collector.error, CollectorBusyError)
+    first.__exit__()
+    sender.close(5)
+    assert len(slow.history) <= stored + 1 < 2000  # one may have been under way
+    assert sink.results["same"] == b"1999"
 
 
 def test_source_answers_a_collector_whose_clock_is_behind(
@@ -292,6 +328,14 @@ class _DyingChannel(LocalChannel):
 
 class _DeathError(Exception):
     """Not survived: it ends the collector's thread."""
+
+
+class _SlowSink(MemorySink):
+    """Takes 10 ms for each result."""
+
+    def write(self, path: str, data: bytes) -> None:
+        time.sleep(0.01)
+        super().write(path, data)
 
 
 class _StuckSink(MemorySink):

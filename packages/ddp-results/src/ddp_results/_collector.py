@@ -80,6 +80,7 @@ class Collector:
         self._drains = 0
         self._published: dict[str, tuple[int, ...]] = {}
         self._published_s = 0.0
+        self._beaten_s = 0.0
         self._shown = b""
         self._stopping = False
         self._attached = threading.Event()
@@ -87,6 +88,7 @@ class Collector:
         self._thread = threading.Thread(
             target=self._main, name="ddp-results-collector", daemon=True
         )
+        delivery.may_store = self.holds_key
 
     def start(self) -> None:
         """Start, and return when this is the collector of the key.
@@ -115,6 +117,12 @@ class Collector:
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait for the end of `finish`, or for an error; return whether it came."""
         return self._finished.wait(timeout_s)
+
+    def holds_key(self) -> bool:
+        """Whether no other collector can have taken over; if one has, its data is newer."""
+        if self._thread.is_alive():
+            return time.monotonic() - self._beaten_s < _LEASE_S
+        return not isinstance(self.error, CollectorBusyError)
 
     def stop(self, timeout_s: float) -> None:
         """Store what has come, confirm it, and end; a second call does nothing."""
@@ -258,7 +266,9 @@ class Collector:
 
     async def _beat(self, channel: Channel) -> None:
         lease = Lease(self._epoch, socket.gethostname(), os.getpid(), self._drains)
+        began_s = time.monotonic()
         await channel.write(("collector",), pack_lease(lease))
+        self._beaten_s = began_s
 
     async def _registered(self, channel: Channel) -> dict[str, bytes]:
         """Return what is known of each source; nothing of one that needs no more attention."""
@@ -298,10 +308,13 @@ class Collector:
         if state == self._published and late < _BEAT_S and not closed and not self._suspicious():
             return
         lease = unpack_lease(await channel.read("collector"))
-        if lease is not None and lease.epoch != self._epoch:
+        # None after a restart of the cluster, which clears all notes, or because the one that took
+        # over has ended already.
+        if not self.holds_key() if lease is None else lease.epoch != self._epoch:
+            by = "another" if lease is None else f"{lease.host}, process {lease.pid},"
             raise CollectorBusyError(
-                f"process_results for {self._key!r} was taken over by {lease.host}, process"
-                f" {lease.pid}, because this one had shown no life for {_LEASE_S:.0f} s"
+                f"process_results for {self._key!r} was taken over by {by} because this one had"
+                f" shown no life for {_LEASE_S:.0f} s; what is stored there counts"
             )
         await channel.write(("ack",), {uid: ack.pack() for uid, ack in notes.items()})
         await self._beat(channel)
@@ -318,8 +331,10 @@ class Collector:
 
     async def _detach(self, channel: Channel) -> None:
         """Confirm what could be stored, and leave the key to the next collector."""
-        done = await asyncio.to_thread(self._delivery.stop, 30.0)
-        if not done:
+        storing = asyncio.ensure_future(asyncio.to_thread(self._delivery.stop, 30.0))
+        while not (await asyncio.wait({storing}, timeout=_BEAT_S))[0]:
+            await self._publish(channel)
+        if not storing.result():
             logger.warning("not all that has come could be stored; the ranks keep it")
         await self._publish(channel, closed=True)
         await self._show(channel)

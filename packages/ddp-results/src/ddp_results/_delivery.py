@@ -15,6 +15,7 @@ from ddp_results._paths import check_path
 from ddp_results._record import Kind, Point, Record, Source
 from ddp_results._retention import retain
 from ddp_results.errors import PathError, SinkError
+from ddp_results.manifests import MANIFEST, PREFIX
 from ddp_results.sinks.base import ReadableSink, Sink, Writer
 
 logger = logging.getLogger("ddp_results")
@@ -58,6 +59,7 @@ class Delivery:
         failures: `(source label, path, error)` of what could not be stored.
         dead: sinks that were given up, with the last error.
         error: why the thread has ended before it was told to.
+        may_store: asked before each call of a sink; while it says no, nothing is stored.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Delivery:
         self.error: BaseException | None = None
         self.dead: dict[Sink, BaseException] = {}
         self.waiting_for = ""
+        self.may_store: Callable[[], bool] = lambda: True
         self._sink_timeout_s = sink_timeout_s
         self._on_change = on_change
         self._queue: deque[tuple[Progress, Sequence[Numbered]]] = deque()
@@ -213,13 +216,22 @@ class Delivery:
             return
         if record.kind is Kind.RESULT:
             data = record.fields[1]
-            self._each(lambda sink: sink.write(path, data), path, label)
+            if path.startswith(PREFIX) and path.endswith(f"/{MANIFEST}"):
+                self._write_last(path, data, label)
+            else:
+                self._each(lambda sink: sink.write(path, data), path, label)
         elif record.kind is Kind.UPLOAD:
             self._adopt(progress, *record.fields)
         elif record.kind is Kind.DELETE:
             self._each(lambda sink: sink.delete(path), path, label)
         else:
             self._store_part(progress, number, record)
+
+    def _write_last(self, path: str, data: bytes, label: str) -> None:
+        """Write what must not be seen before everything else is there."""
+        for sink in self._alive():
+            if self._attempt(sink, lambda s=sink: s.flush() or True, path, label):  # type: ignore[misc]
+                self._attempt(sink, lambda s=sink: s.write(path, data), path, label)  # type: ignore[misc]
 
     def _adopt(self, progress: Progress, path: str, size_bytes: int, upload: list[Any]) -> None:
         """Make visible what a rank has stored itself, then copy it to the other sinks."""
@@ -287,6 +299,10 @@ class Delivery:
         started = told = time.monotonic()
         pause = _PAUSES_S[0]
         while sink not in self.dead:
+            while not self.may_store():
+                if time.monotonic() >= self._stop_at or self._interrupt.wait(0.05):
+                    self._interrupt.set()
+                    raise _Interrupted
             try:
                 result = act()
             except BaseException as error:  # sys.exit() of a sink, too, must not end this thread
