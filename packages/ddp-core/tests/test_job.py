@@ -17,6 +17,8 @@ from distributed import Client, LocalCluster
 from test_futures import are_gone, hold, wait_for_ranks
 
 from ddp_core import JobCancelledError, LaunchOptions, jobs, launch, run
+from ddp_core._coordinator import Coordinator
+from ddp_core._submit import ask
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -49,6 +51,20 @@ def test_the_jobs_of_run_are_found_too(client: Client, tmp_path: Path) -> None:
     job.cancel()
     assert isinstance(futures[0].exception(timeout=30), JobCancelledError)
     assert are_gone(tmp_path)
+
+
+def test_a_job_that_its_client_did_not_close_is_forgotten_with_it(
+    cluster: LocalCluster, client: Client
+) -> None:
+    launch(client, dist.get_rank).result(60)  # the coordinator is there
+    known = cluster.scheduler.plugins[Coordinator.name].jobs
+    agent = {"worker": "tcp://127.0.0.1:1", "host": "127.0.0.1", "key": "agent", "ranks": [0]}
+    with Client(cluster) as other:
+        other.sync(
+            ask, other, "open", job="left", attempt=0, owner=other.id, name="f", agents=[agent]
+        )
+        assert known["left/0"].state == "ended"
+    wait_until(lambda: "left/0" not in known)
 
 
 def test_a_job_prints_itself(client: Client) -> None:

@@ -245,9 +245,13 @@ class Coordinator(SchedulerPlugin):
                     self._lose(job, agent, "the scheduler lost its connection or removed it")
 
     def remove_client(self, scheduler: Any, client: str) -> None:  # noqa: ARG002
-        """A client is gone: its jobs end."""
+        """A client is gone: its jobs end, and nobody will close those that have ended."""
         for job in list(self.jobs.values()):
-            if job.client == client:
+            if job.client != client:
+                continue
+            if job.state == "ended":
+                self.op_close(job.id)
+            else:
                 job.orphan = True
                 self._fail(job, {"kind": "cancelled", "text": "the client that owned it went away"})
                 self._maybe_end(job)
