@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from distributed import Client, LocalCluster
@@ -11,6 +12,29 @@ from distributed import Client, LocalCluster
 from ddp_results import _outlet
 from fault_proxy import FaultProxy
 from s3_server import S3Server
+
+
+def wait_for(
+    condition: Callable[[], object],
+    timeout_s: float = 60,
+    seen: Callable[[], object] = lambda: "the condition did not come",
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, seen()
+        time.sleep(0.02)
+
+
+class Pending:
+    """A future that ends when the test says so."""
+
+    ended = False
+
+    def done(self) -> bool:
+        return self.ended
+
+    def exception(self, timeout: float) -> None:
+        del timeout
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import wait_for
 from distributed import Client, LocalCluster
 
 from ddp_results import CheckpointError, DaskResultsHandler, PathError, open_run, open_sink
@@ -190,10 +191,8 @@ def test_manifest_is_seen_in_s3_only_when_its_file_is_there(
     thread = threading.Thread(target=handler.process_results, args=(sink,))
     thread.start()
     try:
-        deadline = time.monotonic() + 60
-        while "run/checkpoints/slow/manifest.json" not in s3.list_keys(bucket):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        manifest = "run/checkpoints/slow/manifest.json"
+        wait_for(lambda: manifest in s3.list_keys(bucket))
         run = open_run(f"s3://{bucket}/run")
         latest = run.latest_checkpoint()
         assert latest is not None

@@ -253,28 +253,27 @@ def test_thread_of_a_worker_submits(client: Client, tmp_path: Path) -> None:
     assert (tmp_path / "thread.txt").exists()
 
 
-def test_script_without_cluster_keeps_results_in_its_process(tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from ddp_results import DaskResultsHandler\n"
-        "handler = DaskResultsHandler()\n"
-        "handler.submit_result('a.txt', 'a')\n"
-        "handler.process_results(sys.argv[1], [])\n"
+def run_alone(folder: Path, *more: str) -> None:
+    """Store `a.txt` in a script without a cluster, which then goes on with more lines."""
+    lines = (
+        "import sys",
+        "from ddp_results import DaskResultsHandler",
+        "handler = DaskResultsHandler()",
+        "handler.submit_result('a.txt', 'a')",
+        "handler.process_results(sys.argv[1], [])",
+        *more,
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    command = [sys.executable, "-c", "\n".join(lines), str(folder)]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_script_without_cluster_keeps_results_in_its_process(tmp_path: Path) -> None:
+    run_alone(tmp_path)
     assert (tmp_path / "a.txt").read_text() == "a"
 
 
 def test_flush_returns_at_once_when_everything_is_stored(tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from ddp_results import DaskResultsHandler\n"
-        "handler = DaskResultsHandler()\n"
-        "handler.submit_result('a.txt', 'a')\n"
-        "handler.process_results(sys.argv[1], [])\n"
-        "handler.flush(timeout=5)\n"
-    )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    run_alone(tmp_path, "handler.flush(timeout=5)")
 
 
 @pytest.mark.parametrize("key", ["", "\udc00"], ids=["empty", "surrogate"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import sys
 import threading
-import time
 
 import pytest
+from conftest import Pending, wait_for
 
 from ddp_results import DaskResultsHandler, MemorySink
 
@@ -15,19 +15,6 @@ from ddp_results import DaskResultsHandler, MemorySink
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Pending:
-    """A future that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-
-    def done(self) -> bool:
-        return self.ended.is_set()
-
-    def exception(self, timeout: float) -> None:
-        del timeout
 
 
 def test_table_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,10 +28,8 @@ def test_table_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     run = threading.Thread(target=handler.process_results, args=(MemorySink(), future))
     run.start()
     try:
-        deadline = time.monotonic() + 30
-        while "loss[/val] 0.5  [red] 1  :smile: 2" not in terminal.getvalue():
-            assert time.monotonic() < deadline, terminal.getvalue()
-            time.sleep(0.05)
+        shown = "loss[/val] 0.5  [red] 1  :smile: 2"
+        wait_for(lambda: shown in terminal.getvalue(), 30, terminal.getvalue)
     finally:
-        future.ended.set()
+        future.ended = True
         run.join()

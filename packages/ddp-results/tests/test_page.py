@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from conftest import wait_for
 from distributed import Client
 
 from ddp_results import DaskResultsHandler, MemorySink
@@ -53,10 +54,8 @@ def test_page_shows_the_last_values_of_each_process(client: Client, tmp_path: Pa
     run = threading.Thread(target=handler.process_results, args=(MemorySink(), futures))
     run.start()
     try:
-        deadline = time.monotonic() + 60
-        while [cells[1:4] for cells in look(client)] != [["3", "&lt;loss&gt; 0.5", "1"]] * 2:
-            assert time.monotonic() < deadline, look(client)
-            time.sleep(0.1)
+        first = [["3", "&lt;loss&gt; 0.5", "1"]] * 2
+        wait_for(lambda: [cells[1:4] for cells in look(client)] == first, seen=lambda: look(client))
     finally:
         go.touch()
         run.join()

@@ -8,13 +8,13 @@ import logging
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Pending, wait_for
 
 from ddp_results import (
     DaskResultsHandler,
@@ -33,13 +33,6 @@ from fault_proxy import Fault, FaultProxy
 from s3_server import S3Server
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
@@ -52,18 +45,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no right to mount here")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-class _Pending:
-    """A future that ends when the test says so."""
-
-    ended = False
-
-    def done(self) -> bool:
-        return self.ended
-
-    def exception(self, timeout: float) -> None:
-        del timeout
 
 
 def _in_thread(act: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
@@ -106,7 +87,7 @@ def test_disk_that_is_read_only_for_a_while_is_waited_for(
     def remount(mode: str) -> None:
         subprocess.run(["mount", "-o", f"remount,{mode}", str(small_disk)], check=True)
 
-    handler, future = DaskResultsHandler(), _Pending()
+    handler, future = DaskResultsHandler(), Pending()
     handler.submit_result("first", "x")
     thread, errors = _in_thread(lambda: handler.process_results(small_disk / "out", future))
     wait_for((small_disk / "out/first").exists)
@@ -127,7 +108,7 @@ def test_second_call_for_a_key_leaves_the_sink_of_the_first_alone() -> None:
         def close(self) -> None:
             self.n_closed += 1
 
-    sink, future = Counted(), _Pending()
+    sink, future = Counted(), Pending()
     handler = DaskResultsHandler(sink=sink)
     handler.submit_result("a", "x")
     thread, errors = _in_thread(lambda: handler.process_results(None, future))
@@ -256,7 +237,7 @@ def test_s3_that_is_gone_for_a_while_gets_everything(
         port = int(proxy.endpoint_url.rpartition(":")[2])
         sink = open_sink(f"s3://{bucket}/run", endpoint_url=proxy.endpoint_url)
         handler.submit_result("first", "x")
-        processing = _Pending()
+        processing = Pending()
         thread, errors = _in_thread(lambda: handler.process_results(sink, [processing]))
         wait_for(lambda: "run/first" in s3.list_keys(bucket))
     for n in range(50):  # nobody listens there any more: connections are refused
