@@ -33,13 +33,8 @@ KIB = bytes(1024)
 def submit_times(handler: DaskResultsHandler, count: int) -> list[float]:
     """Time single submissions of 1 KiB, a millisecond apart, as a training loop would."""
     handler.submit_result("warm", b"")
-    times = []
-    for n in range(count):
-        start = time.perf_counter()
-        handler.submit_result(f"r/{n % 100}", KIB)
-        times.append(time.perf_counter() - start)
-        time.sleep(0.001)
-    return times
+    paths = [f"r/{n}" for n in range(100)]
+    return timed(lambda n: handler.submit_result(paths[n % 100], KIB), count)
 
 
 def log_many(handler: DaskResultsHandler, count: int) -> None:

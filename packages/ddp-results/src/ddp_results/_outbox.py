@@ -5,7 +5,8 @@ Invariants, with `submitted >= sent >= taken` and `taken >= durable` in sequence
 * a record is dropped only when it is durable;
 * when `add` has returned, what is submitted and not taken fits into the window, so that it can
   be put into the queue without waiting for anybody (at exit, for example);
-* numbers are given in the order of `add`, and a group added together is contiguous.
+* numbers are given in the order of `add`, and a group added together is contiguous;
+* what `put` has accepted is numbered before anything that is added or sent later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from collections.abc import Callable, Sequence
 from ddp_results._record import Record
 
 RECORD_OVERHEAD_BYTES = 64  # what an empty record costs in a frame and in memory, generously
+SMALL_BYTES = 4096  # records up to this size may be put without the lock,
+_MAX_FRESH = 16  # so many between two times that somebody takes it,
+_SPARE_BYTES = 2**17  # and only with so much room: more than they need, for threads that race
 
 
 class Retired(Exception):  # noqa: N818 - control flow between two of our modules, not an error
@@ -30,20 +34,44 @@ class Outbox:
     def __init__(self, window_bytes: int) -> None:
         self.window_bytes = window_bytes
         self.has_room = True  # whether what is submitted and not taken fits into the window
-        self.submitted = 0
         self.sent = 0
         self.taken = 0
         self.durable = 0
         self.failure: BaseException | None = None
         self.last_change = time.monotonic()
+        self._fresh: deque[Record] = deque()  # put, without a number yet
+        self._may_put = True
+        self._numbered = 0
         self._records: dict[int, tuple[Record, int]] = {}  # number -> record, bytes up to it
         self._offsets_base = 0  # bytes up to and including `durable`
-        self._bytes = 0  # bytes up to and including `submitted`
+        self._bytes = 0  # bytes up to and including `_numbered`
         self._taken_offset = 0  # bytes up to and including `taken`
         self._held: deque[tuple[int, int]] = deque()  # first and last number of each group
         self._retired = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+
+    @property
+    def submitted(self) -> int:
+        """How many records there are; never too few."""
+        return len(self._fresh) + self._numbered  # in this order: one is numbered, then removed
+
+    def put(self, record: Record) -> bool:
+        """Keep a record of at most `SMALL_BYTES` without a lock; False if `add` has to be used."""
+        fresh = self._fresh
+        if not self._may_put or len(fresh) >= _MAX_FRESH:
+            return False
+        fresh.append(record)
+        return not self._retired or not self._take_back(record)
+
+    def _take_back(self, record: Record) -> bool:
+        """Undo a `put` that came after `retire` has looked; return whether it did."""
+        with self._lock:
+            for index, each in enumerate(self._fresh):
+                if self._retired and each is record:
+                    del self._fresh[index]
+                    return True
+            return False
 
     def add(self, records: Sequence[Record], hold: range = range(0)) -> int:
         """Number `records`, keep them, and return the number of the last; never blocks.
@@ -58,15 +86,16 @@ class Outbox:
                 raise Retired
             if self.failure is not None:
                 raise self.failure
-            number, offset = self.submitted, self._bytes
+            self._number_fresh()
+            number, offset = self._numbered, self._bytes
             if hold:
                 self._held.append((number + 1 + hold[0], number + 1 + hold[-1]))
             for record in records:
                 number += 1
                 offset += record.size_bytes + RECORD_OVERHEAD_BYTES
                 self._records[number] = (record, offset)
-            self.submitted, self._bytes = number, offset
-            self.has_room = offset - self._taken_offset <= self.window_bytes
+            self._numbered, self._bytes = number, offset
+            self._look_for_room()
             return number
 
     @property
@@ -91,7 +120,7 @@ class Outbox:
             for number, record in enumerate(records, first):
                 self._records[number] = (record, 0)
             offset = self._offset(first - 1)
-            for number in range(first, self.submitted + 1):
+            for number in range(first, self._numbered + 1):
                 record, _ = self._records[number]
                 offset += record.size_bytes + RECORD_OVERHEAD_BYTES
                 self._records[number] = (record, offset)
@@ -142,11 +171,12 @@ class Outbox:
         one, whatever its size.
         """
         with self._changed:
+            self._number_fresh()
             limit = self._taken_offset + self.window_bytes
             first = number = self.sent + 1
             start = self._offset(self.sent)
             chosen: list[Record] = []
-            end = self._held[0][0] - 1 if self._held else self.submitted
+            end = self._held[0][0] - 1 if self._held else self._numbered
             while number <= end and len(chosen) < max_records:
                 record, upto = self._records[number]
                 if chosen and (upto - start > max_bytes or upto > limit):
@@ -164,8 +194,8 @@ class Outbox:
         `taken` may go back, when a new client has to be told again what the last one held.
         """
         with self._changed:
-            durable = min(durable, self.submitted)
-            taken = max(min(taken, self.submitted), durable, self.durable)
+            durable = min(durable, self._numbered)
+            taken = max(min(taken, self._numbered), durable, self.durable)
             news = durable > self.durable or taken != self.taken
             if durable > self.durable:
                 self._offsets_base = self._records[durable][1]
@@ -201,13 +231,15 @@ class Outbox:
         """Make every waiting and every later call raise `failure`."""
         with self._changed:
             self.failure = failure
+            self._may_put = False
             self._changed.notify_all()
 
     def retire(self) -> bool:
         """Accept no more, if nothing is under way; return whether that is so now."""
         with self._changed:
             if self.durable == self.submitted:
-                self._retired = True
+                self._retired = True  # whoever puts from now on asks to have it back
+                self._retired = not self._fresh
             return self._retired
 
     @property
@@ -215,8 +247,19 @@ class Outbox:
         """Whether `retire` has succeeded."""
         return self._retired
 
+    def _number_fresh(self) -> None:
+        while self._fresh and not self._retired:  # after that they are on their way back
+            record = self._fresh[0]
+            self._bytes += record.size_bytes + RECORD_OVERHEAD_BYTES
+            self._numbered += 1
+            self._records[self._numbered] = (record, self._bytes)
+            self._fresh.popleft()
+        self._look_for_room()
+
     def _look_for_room(self) -> None:
-        self.has_room = self._bytes - self._taken_offset <= self.window_bytes
+        left = self.window_bytes - (self._bytes - self._taken_offset)
+        self.has_room = left >= 0
+        self._may_put = left >= _SPARE_BYTES and self.failure is None
 
     def _offset(self, number: int) -> int:
         if number <= self.durable:

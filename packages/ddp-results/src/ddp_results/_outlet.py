@@ -32,20 +32,22 @@ class Outlet(Protocol):
         """Deliver what is left, as far as possible within the time, and stop."""
 
 
-class _Outlets:
+outlets: dict[str, Outlet] = {}  # those of this process; emptied by a fork
+
+
+class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.open: dict[str, Outlet] = {}
         self.armed_pid = 0
 
 
-_outlets = _Outlets()
+_state = _State()
 
 
 def submit(key: str, create: Callable[[], Outlet], records: Sequence[Record]) -> Outlet:
     """Give `records` to the outlet of this process for `key`; return it."""
     while True:
-        outlet = _outlets.open.get(key) or outlet_for(key, create)  # emptied by a fork
+        outlet = outlets.get(key) or outlet_for(key, create)
         try:
             outlet.submit(records)
         except Retired:
@@ -56,52 +58,48 @@ def submit(key: str, create: Callable[[], Outlet], records: Sequence[Record]) ->
 
 def outlet_for(key: str, create: Callable[[], Outlet]) -> Outlet:
     """Return the outlet of this process for `key`, created by `create` if there is none."""
-    with _outlets.lock:
+    with _state.lock:
         _arm()
-        outlet = _outlets.open.get(key)
+        outlet = outlets.get(key)
         if outlet is None:
-            outlet = _outlets.open[key] = create()
+            outlet = outlets[key] = create()
         return outlet
-
-
-def existing(key: str) -> Outlet | None:
-    """Return the outlet of this process for `key`, if it has been used here."""
-    return _outlets.open.get(key)
 
 
 def forget(key: str, outlet: Outlet) -> None:
     """Let the next submission create a new outlet."""
-    with _outlets.lock:
-        if _outlets.open.get(key) is outlet:
-            del _outlets.open[key]
+    with _state.lock:
+        if outlets.get(key) is outlet:
+            del outlets[key]
 
 
 def _arm() -> None:
     """Register, once per process, what has to happen at fork and at exit."""
     pid = os.getpid()
-    if _outlets.armed_pid == pid:
+    if _state.armed_pid == pid:
         return
-    if _outlets.armed_pid == 0:
+    if _state.armed_pid == 0:
         atexit.register(close_all)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork)
     # A child of multiprocessing leaves by os._exit: only its own finalizers run.
     multiprocessing.util.Finalize(None, close_all, exitpriority=100)
-    _outlets.armed_pid = pid
+    _state.armed_pid = pid
 
 
 def _after_fork() -> None:
     """Forget the parent's outlets: their threads do not exist in the child."""
-    _outlets.lock = threading.Lock()
-    _outlets.open = {}
+    _state.lock = threading.Lock()
+    outlets.clear()
 
 
 def close_all(timeout_s: float = EXIT_TIMEOUT_S) -> None:
     """Deliver what this process has submitted, then stop its threads; bounded by the time."""
     deadline = time.monotonic() + timeout_s
-    with _outlets.lock:
-        outlets, _outlets.open = _outlets.open, {}
-    for outlet in outlets.values():
+    with _state.lock:
+        open_now = list(outlets.values())
+        outlets.clear()
+    for outlet in open_now:
         try:
             outlet.close(max(0.1, deadline - time.monotonic()))
         except Exception:  # at exit there is nobody to raise to

@@ -15,11 +15,11 @@ _DRIVE = re.compile(r"^[A-Za-z]:")
 _DEVICES = re.compile(r"(?i)^(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?$")
 
 
-# What nearly all paths look like; whatever it does not match is looked at closely.
-_PLAIN = re.compile(
+# What nearly all paths look like, below MAX_PATH_BYTES; any other is for `check_path` to judge.
+is_plain = re.compile(
     r"(?:(?!(?i:con|prn|aux|nul|com\d|lpt\d|_ddp)(?:[./]|$))"
-    r"[A-Za-z0-9_](?:[A-Za-z0-9_.=-]{0,80}[A-Za-z0-9_=-])?(?:/(?!$)|$))+"
-)
+    r"[A-Za-z0-9_](?:[A-Za-z0-9_.=-]{0,80}[A-Za-z0-9_=-])?(?:/(?!$)|$)){1,12}"
+).fullmatch
 
 
 def check_path(path: str, *, reserved: bool = False) -> str:
@@ -36,7 +36,7 @@ def check_path(path: str, *, reserved: bool = False) -> str:
     Raises:
         PathError: naming the path, what is wrong with it and what would be accepted.
     """
-    if type(path) is str and len(path) < MAX_PATH_BYTES and _PLAIN.fullmatch(path):
+    if type(path) is str and is_plain(path):
         return path
     if not isinstance(path, str):
         raise PathError(f"a path must be a str, not {type(path).__name__}: {path!r}")

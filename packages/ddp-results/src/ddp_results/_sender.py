@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_results._channel import SCHEDULER_BUDGET_BYTES, Channel
-from ddp_results._outbox import Outbox
+from ddp_results._outbox import SMALL_BYTES, Outbox
 from ddp_results._record import Kind, Record, Source, environment_number
 from ddp_results._wire import (
     Ack,
@@ -41,6 +41,7 @@ _LOST_TIMEOUT_S = 60.0  # the scheduler may be away for so long
 _STALLED_TIMEOUT_S = 600.0  # nothing taken for so long, with a full window: give up
 _SIGN_OF_LIFE_S = 2.0  # while an upload holds up the records behind it
 _NO_UPLOADS_S = 600.0  # after one that has failed
+_NOTHING = range(0)
 _COLLECTOR_SILENT_S = 5.0  # without a sign of life, the client counts as gone
 
 
@@ -96,7 +97,11 @@ class Sender:
             ChannelLostError: if the scheduler has gone.
         """
         box = self._outbox
-        box.add(records, self._uploads.choose(records) if self._uploads else range(0))
+        if len(records) == 1 and records[0].size_bytes <= SMALL_BYTES and box.put(records[0]):
+            if self._idle:
+                self._wake_up()
+            return
+        box.add(records, _NOTHING if self._uploads is None else self._uploads.choose(records))
         if self._idle:
             self._wake_up()
         if not box.has_room and not box.wait_until(

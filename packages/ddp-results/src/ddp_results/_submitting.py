@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_results import _outlet
 from ddp_results._metrics import check_step, scalars
 from ddp_results._outbox import Retired
-from ddp_results._paths import check_path
-from ddp_results._payload import as_bytes, result_records
-from ddp_results._record import Kind, Record
+from ddp_results._outlet import Outlet, outlet_for, outlets, submit
+from ddp_results._paths import check_path, is_plain
+from ddp_results._payload import PART_BYTES, as_bytes, result_records
+from ddp_results._record import Kind, Record, new_record
 from ddp_results.checkpoints import checkpoint_records
 from ddp_results.errors import FlushTimeoutError
 
@@ -27,7 +27,7 @@ class SubmittingHandler(abc.ABC):
     _outlet_key: str
 
     @abc.abstractmethod
-    def _create_outlet(self) -> _outlet.Outlet:
+    def _create_outlet(self) -> Outlet:
         """Return a new outlet for this process."""
 
     def submit_result(self, path: str, data: bytes | bytearray | memoryview | str) -> None:
@@ -45,7 +45,13 @@ class SubmittingHandler(abc.ABC):
             BackPressureError: if there was no room for ten minutes.
         """
         content = data if type(data) is bytes else as_bytes(path, data)
-        self._submit(result_records(check_path(path), content))
+        if type(path) is not str or not is_plain(path):
+            check_path(path)
+        size = len(content)
+        if size > PART_BYTES:
+            self._submit(result_records(path, content))
+        else:
+            self._submit_one(Kind.RESULT, (path, content), size + len(path))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Record one point: named numbers (or text, flags, dates) at a step.
@@ -57,9 +63,10 @@ class SubmittingHandler(abc.ABC):
             MetricError: for anything else; it names the key.
         """
         values = scalars(metrics)
-        size = 16 + sum(len(key) + 9 for key in values)
-        record = Record(Kind.METRICS, time.time(), (check_step(step), values), size)
-        self._submit([record])
+        size = 16 + 9 * len(values) + len("".join(values))
+        if type(step) is not int or step.bit_length() > 63:
+            step = check_step(step)
+        self._submit_one(Kind.METRICS, (step, values), size)
 
     def save_checkpoint(
         self,
@@ -93,17 +100,16 @@ class SubmittingHandler(abc.ABC):
             ValueError: for bad arguments, for example `keep_best` without that metric.
             CheckpointError: if torch is missing, or cannot save or read back the state.
         """
-        self._submit(
-            checkpoint_records(
-                name,
-                state_dict,
-                step=step,
-                metrics=metrics,
-                keep_last=keep_last,
-                keep_best=keep_best,
-                best=best,
-            )
+        records = checkpoint_records(
+            name,
+            state_dict,
+            step=step,
+            metrics=metrics,
+            keep_last=keep_last,
+            keep_best=keep_best,
+            best=best,
         )
+        self._submit(records)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything that this process has submitted is durable in the sink.
@@ -114,7 +120,7 @@ class SubmittingHandler(abc.ABC):
         Raises:
             FlushTimeoutError: after `timeout`; nothing is lost by that.
         """
-        outlet = _outlet.existing(self._outlet_key)
+        outlet = outlets.get(self._outlet_key)
         if outlet is None:
             return
         try:
@@ -127,5 +133,13 @@ class SubmittingHandler(abc.ABC):
                 " sink writable?"
             )
 
+    def _submit_one(self, kind: Kind, fields: tuple[Any, ...], size_bytes: int) -> None:
+        record = new_record(Record, (kind, time.time(), fields, size_bytes))
+        outlet = outlets.get(self._outlet_key) or outlet_for(self._outlet_key, self._create_outlet)
+        try:
+            outlet.submit([record])
+        except Retired:
+            self._submit([record])
+
     def _submit(self, records: list[Record]) -> None:
-        _outlet.submit(self._outlet_key, self._create_outlet, records)
+        submit(self._outlet_key, self._create_outlet, records)
