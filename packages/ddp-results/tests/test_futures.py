@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -151,6 +152,14 @@ def test_futures_of_two_clusters_are_refused(client: Client, other: Client) -> N
         DaskResultsHandler().process_results(MemorySink(), futures)
     assert client.scheduler.address in str(caught.value)
     assert other.scheduler.address in str(caught.value)
+
+
+def test_futures_of_a_closed_client_are_named(cluster: LocalCluster) -> None:
+    with Client(cluster, set_as_default=False) as other:
+        future = other.submit(int, 7, pure=False)
+        future.result(30)
+    with pytest.raises(CancelledError, match="its Dask client has been closed"):
+        DaskResultsHandler().process_results(MemorySink(), [future])
 
 
 def test_what_is_no_future_is_refused(client: Client) -> None:

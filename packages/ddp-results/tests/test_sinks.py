@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import signal
@@ -31,6 +33,28 @@ def test_local_sink_keeps_the_contract(tmp_path: Path) -> None:
 
 def test_local_sink_with_fsync_keeps_the_contract(tmp_path: Path) -> None:
     check_sink(lambda: LocalSink(tmp_path, fsync=True))
+
+
+class _Forgetful(MemorySink):
+    """Keeps the first 100 bytes of what is written."""
+
+    def write(self, path: str, data: bytes) -> None:
+        super().write(path, data[:100])
+
+
+def test_check_finds_a_sink_that_cuts_results() -> None:
+    sink = _Forgetful()
+    with pytest.raises(AssertionError, match="comes back as it was"):
+        check_sink(lambda: sink)
+
+
+def test_what_is_no_target_is_refused() -> None:
+    for wrong in (None, ["results"], 3, b"results"):
+        with pytest.raises(TypeError, match="s3://bucket/prefix"):
+            open_sink(wrong)
+        with pytest.raises(TypeError, match="s3://bucket/prefix"):
+            open_run(wrong)
+    assert repr(open_sink("S3://Bucket/Run")) == "S3Sink('s3://Bucket/Run/')"
 
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
@@ -122,6 +146,53 @@ def test_s3_handler_writes_without_dask(s3: S3Server) -> None:
     assert len(run.metrics()) == 100
     assert len(s3.list_keys(bucket, "runs/1/_ddp/metrics/")) == 1
     run.close()
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_run_needs_no_close(s3: S3Server, bucket: str) -> None:
+    program = (
+        "import gc, sys, threading\n"
+        "from ddp_results import RunNotFoundError, open_run, open_sink\n"
+        "address = sys.argv[1]\n"
+        "sink = open_sink(address)\n"
+        "sink.write('a', b'x')\n"
+        "sink.close()\n"
+        "assert open_run(address).results() == ['a']\n"
+        "gc.collect()\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "try:\n"
+        "    open_run(address + 'none')\n"
+        "except RunNotFoundError:\n"
+        "    pass\n"
+        "until_the_end = open_run(address)\n"
+        "print(until_the_end.read('a'))\n"
+    )
+    command = [sys.executable, "-X", "dev", "-c", program, f"s3://{bucket}/run"]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "b'x'\n"), done.stderr
+    assert "nclosed" not in done.stderr
+
+
+@pytest.mark.xdist_group("s3")
+def test_s3_run_can_be_read_in_a_forked_process(s3: S3Server, bucket: str) -> None:
+    sink = open_sink(f"s3://{bucket}/run")
+    sink.write("a", b"x")
+    sink.close()
+    run = open_run(f"s3://{bucket}/run")
+    assert run.read("a") == b"x"
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        assert pool.apply_async(run.read, ("a",)).get(30) == b"x"
+        assert pool.apply_async(_read_inherited, (id(run),)).get(30) == b"x"
+    assert run.read("a") == b"x"
+    run.close()
+
+
+def _read_inherited(number: int) -> bytes:
+    (run,) = [each for each in gc.get_objects() if id(each) == number]
+    data: bytes = run.read("a")
+    run.close()
+    return data
 
 
 def test_symbolic_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -45,12 +45,18 @@ def _history(sink: MLflowSink, key: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in history]
 
 
+def _status(sink: MLflowSink) -> str:
+    from mlflow import MlflowClient
+
+    return str(MlflowClient(sink.tracking_uri).get_run(sink.run_id).info.status)
+
+
 def test_tensorboard_sink_keeps_the_contract(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     check_sink(lambda: TensorBoardSink(tmp_path))
     assert [step for step, _ in _scalars(tmp_path / "rank-00003", "loss")] == [10, 20, 50]
     assert (tmp_path / "a/b.txt").read_bytes() == b"new"
-    assert (tmp_path / "large").read_bytes() == b"12345"
+    assert (tmp_path / "large").stat().st_size == 2 * (tmp_path / "binary").stat().st_size + 1
     assert not (tmp_path / "gone").exists()
     assert not (tmp_path / "given-up").exists()
 
@@ -105,6 +111,23 @@ def test_mlflow_sink_keeps_the_contract(tracking_uri: str, tmp_path: Path) -> No
     assert not list(tmp_path.rglob("artifacts/given-up"))
 
 
+def test_mlflow_run_that_was_given_is_not_ended(tracking_uri: str) -> None:
+    own = MLflowSink("digits")
+    own.append(SOURCE, POINTS)
+    assert _status(own) == "RUNNING"
+    given = MLflowSink("digits", run_id=own.run_id)
+    given.open()
+    given.close()
+    assert _status(own) == "RUNNING"
+    own.close()
+    assert _status(own) == "FINISHED"
+    own.open()  # it goes on
+    assert _status(own) == "RUNNING"
+    own.close()
+    own.close()
+    assert _status(own) == "FINISHED"
+
+
 def test_mlflow_logs_points_once_when_another_client_sends_them_again(
     tracking_uri: str,
 ) -> None:
@@ -122,6 +145,7 @@ def test_mlflow_gets_everything_that_is_logged(tracking_uri: str) -> None:
     sink = open_sink("mlflow://digits", run_name="first")
     assert isinstance(sink, MLflowSink)
     handler.process_results(sink)
+    assert _status(sink) == "FINISHED"
     assert _history(sink, "train loss _é_") == [(step, float(step)) for step in range(2500)]
 
 

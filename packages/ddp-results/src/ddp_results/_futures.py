@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from concurrent.futures import CancelledError
 from typing import Any
 
 logger = logging.getLogger("ddp_results")
@@ -111,6 +112,12 @@ def _is_over(future: Any) -> bool:
 
 def _failure(future: Any) -> BaseException | None:
     """Return why a future failed, if it did; it has ended, so nothing here waits for work."""
+    client = getattr(future, "client", None)
+    if getattr(client, "status", "running") == "closed":
+        return CancelledError(
+            f"what became of {getattr(future, 'key', future)} cannot be known: its Dask client has"
+            " been closed"
+        )
     if getattr(future, "status", "") in ("finished", ""):
         return None if hasattr(future, "status") else _exception(future)
     try:

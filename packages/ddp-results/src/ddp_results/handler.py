@@ -255,13 +255,13 @@ def _check_key(key: str) -> str:
 
 
 def wait_for_futures(watch: FutureWatch, raise_errors: bool) -> None:
-    """Return when all futures have ended; raise the first failure, or log each."""
+    """Return when all futures have ended, or at the first failure; or log each of them."""
     while watch.n_pending:
         for error in watch.poll():
             if not raise_errors:
                 logger.error("a rank failed, the others go on", exc_info=error)
         if raise_errors and watch.first_failure is not None:
-            raise watch.first_failure
+            return
         time.sleep(_POLL_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def open_run(target: Target, **options: Any) -> Run:
 
     Raises:
         RunNotFoundError: if nothing is there.
-        ValueError: if `target` is empty.
+        TypeError, ValueError: if `target` is none of these, or empty.
     """
     if target == "":
         raise ValueError("the address of the run is empty; for the current folder give '.'")
@@ -36,9 +37,12 @@ def open_run(target: Target, **options: Any) -> Run:
     sink = open_sink(target, **options)
     if not isinstance(sink, ReadableSink):
         raise RunNotFoundError(f"{sink!r} cannot be read; open the folder or bucket of the run")
-    if "://" in str(target) and not any(True for _ in sink.names()):
+    run = Run(sink)
+    if sink is not target:
+        weakref.finalize(run, sink.close)
+    if "://" in str(target) and not sink.names():
         raise RunNotFoundError(f"nothing below {target}")
-    return Run(sink)
+    return run
 
 
 class Run:
@@ -136,7 +140,7 @@ class Run:
         return f"only {names}" if names else f"and no other; {NO_RUN}"
 
     def close(self) -> None:
-        """Give back connections; a folder has none. The run may be used again."""
+        """Give back connections, as the end of the object does; the run may be used again."""
         self._sink.close()
 
     def __repr__(self) -> str:

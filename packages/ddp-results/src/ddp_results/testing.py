@@ -8,6 +8,7 @@ from ddp_results._record import Point, Source
 from ddp_results.sinks._jsonl import METRICS_PREFIX, decode_lines
 from ddp_results.sinks.base import ReadableSink, Sink
 
+_BINARY = bytes(range(256)) * (20 * 2**10)
 _SOURCE = Source(uid="c0ffee", rank=3, attempt=0, host="here", pid=1, job="")
 
 
@@ -26,12 +27,13 @@ def check_sink(make: Callable[[], Sink]) -> None:
     sink.write("a/b.txt", b"new")
     sink.write("a/b.txt", b"new")
     sink.write("empty", b"")
+    sink.write("binary", _BINARY)
     sink.write("gone", b"x")
     sink.delete("gone")
     sink.delete("never-there")
-    large = sink.writer("large", 5)
-    large.append(b"12")
-    large.append(b"345")
+    large = sink.writer("large", 2 * len(_BINARY) + 1)
+    for piece in (_BINARY, memoryview(_BINARY), b"!"):
+        large.append(piece)
     large.commit()
     large.abort()
     given_up = sink.writer("given-up", 5)
@@ -54,7 +56,8 @@ def check_sink(make: Callable[[], Sink]) -> None:
 def _check_content(sink: ReadableSink) -> None:
     _equal(sink.read("a/b.txt"), b"new", "the last write to a path counts")
     _equal(sink.read("empty"), b"", "an empty result exists")
-    _equal(sink.read("large"), b"12345", "the pieces of a large result are joined")
+    assert sink.read("binary") == _BINARY, "a result of 5 MiB comes back as it was"
+    assert sink.read("large") == 2 * _BINARY + b"!", "the pieces of a large result are joined"
     names = sink.names()
     for absent in ("gone", "given-up"):
         assert absent not in names, f"{absent!r} must not exist"

@@ -6,6 +6,7 @@ checks an implementation. `open_sink` finds one for an address.
 
 from importlib import import_module
 
+from ddp_results.sinks._jsonl import encode_points, metrics_name
 from ddp_results.sinks.base import BufferedWriter, Point, ReadableSink, Sink, Source, Writer
 from ddp_results.sinks.local import LocalSink
 from ddp_results.sinks.memory import MemorySink
@@ -25,6 +26,8 @@ __all__ = [
     "TeeSink",
     "TensorBoardSink",
     "Writer",
+    "encode_points",
+    "metrics_name",
     "open_sink",
 ]
 

@@ -78,6 +78,7 @@ class S3Client:
             raise SinkUnavailableError(
                 "S3 needs aiobotocore: pip install 'ddp-results[s3]'"
             ) from error
+        self.pid = os.getpid()
         self._session = aiobotocore.session.AioSession(profile=options.profile)
         self._options = options
         self._client: Any = None
@@ -125,8 +126,11 @@ class S3Client:
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def close(self) -> None:
-        """Close the client and its thread; a second call does nothing."""
-        if self._loop.is_closed():
+        """Close the client and its thread; a second call does nothing, nor one in a fork."""
+        if self._loop.is_closed() or self.pid != os.getpid():
+            return
+        if threading.current_thread() is self._thread:  # by the garbage collector
+            self._loop.stop()
             return
         with contextlib.suppress(Exception):
             self.run(self._shut_down())

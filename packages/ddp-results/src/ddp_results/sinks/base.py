@@ -70,7 +70,10 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def append(self, source: Source, points: Sequence[Point]) -> None:
-        """Store metrics, in order. A point with a `seq` that was stored before changes nothing."""
+        """Store metrics of one process, in order.
+
+        A point with a `seq` that was stored before for the `uid` of this source changes nothing.
+        """
 
     def writer(self, path: str, size_bytes: int) -> Writer:
         """Return a writer for a large result, by default one that gathers it in memory."""
@@ -105,7 +108,11 @@ class Sink(abc.ABC):
 
 
 class ReadableSink(Sink):
-    """A sink that `open_run` can read from."""
+    """A sink that `open_run` can read from.
+
+    It keeps metrics as files of lines below `_ddp/metrics/`, in the format of the README:
+    `ddp_results.sinks.encode_points` makes the lines, `metrics_name` the paths.
+    """
 
     @abc.abstractmethod
     def names(self, prefix: str = "") -> list[str]:

@@ -32,7 +32,8 @@ class MLflowSink(Sink):
     does not allow in a name becomes `_`. A point without a step is at the step of its number. The
     number of the last point of each process is kept in a tag of the run, so that a point which
     comes again is logged once, also when another client goes on with the `run_id`. A result is
-    replaced as atomically as the artifact store does it.
+    replaced as atomically as the artifact store does it. A run that the sink has created is
+    FINISHED when it is closed; one that was given is left as it is.
 
     Args:
         experiment: its name, or `mlflow://` and its name; it is created if it does not exist.
@@ -65,6 +66,7 @@ class MLflowSink(Sink):
         self.run_name = run_name
         self.tracking_uri = tracking_uri
         self._client: Any = None
+        self._is_own = run_id is None
         self._last: dict[str, int] = defaultdict(int)
 
     def open(self) -> None:
@@ -84,6 +86,8 @@ class MLflowSink(Sink):
                 found = client.get_experiment_by_name(self.experiment)
                 number = found.experiment_id if found else client.create_experiment(self.experiment)
                 self.run_id = client.create_run(number, run_name=self.run_name).info.run_id
+            elif self._is_own:
+                client.update_run(self.run_id, status="RUNNING")
             tags = client.get_run(self.run_id).data.tags
         except (MlflowException, OSError) as error:
             raise SinkUnavailableError(
@@ -147,6 +151,13 @@ class MLflowSink(Sink):
             )
             with contextlib.suppress(FileNotFoundError):
                 store.delete_artifacts(path)
+
+    def close(self) -> None:
+        """End the run, if it is the sink's own."""
+        client, self._client = self._client, None
+        if client is not None and self._is_own:
+            with _errors(f"the end of run {self.run_id}"):
+                client.set_terminated(self.run_id)
 
     def _log(self, source: Source, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric, RunTag

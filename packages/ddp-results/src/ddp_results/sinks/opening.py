@@ -31,14 +31,22 @@ def open_sink(target: Target, **options: Any) -> Sink:
     options), everything else a folder. A sink is returned as it is.
 
     Raises:
+        TypeError: for anything else.
         SinkUnavailableError: for a scheme that nobody has registered.
     """
     if isinstance(target, Sink):
         return target
+    if not isinstance(target, str | os.PathLike):
+        raise TypeError(
+            f"results are stored in a folder, at an address such as 's3://bucket/prefix' or in a"
+            f" Sink, not in {type(target).__name__}: {target!r:.80}"
+        )
     address = os.fspath(target)
-    scheme, separator, _ = address.partition("://")
+    scheme, separator, rest = address.partition("://")
     if not separator:
         return LocalSink(address, **options)
+    scheme = scheme.lower()
+    address = f"{scheme}://{rest}"
     if scheme in _OWN:
         module, name = _OWN[scheme]  # imported when asked for: they need extras
         own: Sink = getattr(import_module(module), name)(address, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -161,7 +162,7 @@ class S3Sink(ReadableSink):
 
     @property
     def _s3(self) -> S3Client:
-        if self._client is None:
+        if self._client is None or self._client.pid != os.getpid():
             self._client = S3Client(self.options)
             self._reset()
         return self._client
