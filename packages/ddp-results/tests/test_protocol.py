@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
 from ddp_results._collector import Collector
 from ddp_results._delivery import Delivery
@@ -212,6 +213,25 @@ def test_source_that_dies_is_named_with_what_came(key: str) -> None:
         client.finish()
         (stream,) = client.collector.streams.values()
     assert (stream.given_up, stream.received) == (True, 1)
+
+
+def test_source_that_dies_within_a_large_result_is_not_waited_for(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = MemorySink()
+    sender, other = (Sender(key, lambda: LocalChannel(key)) for _ in range(2))
+    with Client(key, sink, LocalChannel) as client:
+        client.collector.silent_s = 0.5
+        _submit(other, "whole", b"x")
+        _submit(sender, "before", b"x")
+        sender.submit(result_records("half", bytes(5 * 2**20))[:3])
+        wait_for(lambda: sender._outbox.taken == 4)
+        sender._stopping = True  # as SIGKILL: no END, no answer
+        client.finish(20)
+    assert sink.results == {"whole": b"x", "before": b"x"}
+    assert "ended in the middle of 'half': 3145728 of its 5242880 bytes came" in caplog.text
+    sender.close(1)
+    other.close(5)
 
 
 def test_gap_left_by_a_dead_source_is_reported_and_what_follows_is_stored(key: str) -> None:

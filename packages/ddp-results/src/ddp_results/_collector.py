@@ -214,9 +214,11 @@ class Collector:
             complete = False
             quiet_since = max(stream.heard_s, self._finish_since)
             patience = self._patience(stream.source, attempts)
-            if now - quiet_since < patience or stream.durable < stream.received:
+            if now - quiet_since < patience or stream.taken < stream.received:
                 continue
-            if stream.has_gap:
+            if stream.durable < stream.received:
+                self._delivery.abandon(stream)
+            elif stream.has_gap:
                 self._pass_on(stream, stream.skip_gap())
             else:
                 stream.given_up = True

@@ -79,6 +79,7 @@ class Delivery:
         self._on_change = on_change
         self._queue: deque[tuple[Progress, Sequence[Numbered]]] = deque()
         self._payloads: dict[Progress, _Payload] = {}
+        self._abandoned: set[Progress] = set()
         self._dirty: dict[Progress, None] = {}
         self._dirty_bytes = 0
         self._urgent = False
@@ -96,6 +97,12 @@ class Delivery:
         """Hand over records; the queue is bounded by the windows of the sources."""
         with self._wake:
             self._queue.append((progress, records))
+            self._wake.notify()
+
+    def abandon(self, progress: Progress) -> None:
+        """Forget the unfinished result of a source that says no more: it holds up the others."""
+        with self._wake:
+            self._abandoned.add(progress)
             self._wake.notify()
 
     @property
@@ -129,6 +136,8 @@ class Delivery:
     def _run(self) -> None:
         while not self._interrupt.is_set():
             with self._wake:
+                while self._abandoned:
+                    self._forget(self._abandoned.pop())
                 if not self._queue and not self._must_flush():
                     if self._stop_at != float("inf"):
                         break
@@ -281,6 +290,19 @@ class Delivery:
             self._attempt(sink, writer.commit, payload.path, label)
         self._dirty_bytes += payload.size_bytes
         self._drop_payload(progress)
+
+    def _forget(self, progress: Progress) -> None:
+        payload = self._payloads.get(progress)
+        if payload is not None:
+            logger.warning(
+                "%s ended in the middle of %r: %d of its %d bytes came, it is not stored",
+                progress.source.label,
+                payload.path,
+                payload.received_bytes,
+                payload.size_bytes,
+            )
+            self._drop_payload(progress)
+        self._urgent = True
 
     def _drop_payload(self, progress: Progress) -> None:
         payload = self._payloads.pop(progress, None)
