@@ -141,10 +141,14 @@ def start_children_with_too_few_files(folder: str) -> None:
                 NurseryProcess(an_environment(), {})
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert (spare, open_files()) == (spare, before)
+    env = an_environment()
     os.chdir(folder)
     os.rmdir(folder)
-    with pytest.raises(FileNotFoundError):
-        ChildProcess(source, "_child", an_environment(), {})
+    removed = r"working directory of worker process \d+ has been removed"
+    with pytest.raises(FileNotFoundError, match=removed):
+        an_environment()
+    with pytest.raises(FileNotFoundError, match=removed):
+        ChildProcess(source, "_child", env, {})
     assert open_files() == before
     assert not source.users
     source.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
+from conftest import wait_until
 from distributed import Client
 
 from ddp_core import LaunchOptions, RankFailedError, ResultError, launch, run
@@ -40,6 +43,25 @@ def test_a_result_of_half_a_gigabyte_arrives_whole(client: Client) -> None:
 
     large, small = launch(client, train).result(300)
     assert (len(large), large[0], large[-1], small) == (size, 1, 1, b"")
+
+
+def test_a_worker_keeps_no_result_that_was_delivered(client: Client) -> None:
+    def train() -> bytes:
+        return os.urandom(100_000_000)
+
+    def memory() -> int:
+        return psutil.Process().memory_info().rss
+
+    client.run(gc.collect)
+    client.run(gc.disable)  # else it would free them, sooner or later
+    try:
+        launch(client, train).result(60)
+        before = client.run(memory)
+        for _ in range(3):
+            launch(client, train).result(60)
+        wait_until(lambda: all(m < before[w] + 150e6 for w, m in client.run(memory).items()))
+    finally:
+        client.run(gc.enable)
 
 
 def test_a_result_that_cannot_be_unpickled_here_leaves_those_of_the_others(client: Client) -> None:

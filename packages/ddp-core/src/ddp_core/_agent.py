@@ -309,9 +309,10 @@ class Agent:
                 attempt=self.spec.attempt,
                 others=tuple(self.view.get("others", ())),
             )
+        results, self.results = self.results, {}  # an agent lives until cycles are collected
         if not self.spec.decode:
-            return Packed(self.results)
-        rank, data = next(iter(self.results.items()))
+            return Packed(results)
+        rank, data = next(iter(results.items()))
         return unpack(data, rank)
 
     def _refusal(self) -> DDPCoreError:

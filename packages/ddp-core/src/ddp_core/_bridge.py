@@ -72,7 +72,9 @@ class Bridge:
         """As ``call``, but a scheduler that has gone is only logged: the follower will notice."""
         try:
             self.call(op, **given)
-        except (OSError, TimeoutError) as exc:
+        except (OSError, TimeoutError, RuntimeError) as exc:
+            if isinstance(exc, RuntimeError) and not self.is_closing():
+                raise  # of a worker that closes it is "ConnectionPool is closed"
             logger.warning(
                 "%s: cannot tell the scheduler (%s): %s", self._who["job_attempt"], op, exc
             )

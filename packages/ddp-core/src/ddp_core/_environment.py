@@ -80,7 +80,8 @@ def rank_environment(
     _set_threads(env, rank.local_world_size)
     if "GLOO_SOCKET_IFNAME" not in env and (name := interface_of(rank.host)):
         env["GLOO_SOCKET_IFNAME"] = name
-    env[SYS_PATH_VARIABLE] = json.dumps([os.path.abspath(p) if p else os.getcwd() for p in _path()])
+    here = working_directory()
+    env[SYS_PATH_VARIABLE] = json.dumps([os.path.normpath(os.path.join(here, p)) for p in _path()])
     env.update(extra)
     return env
 
@@ -147,3 +148,18 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:  # psutil lists hardware addresses as well
         return False
+
+
+def working_directory() -> str:
+    """Return where this process is.
+
+    Raises:
+        FileNotFoundError: If the directory is gone; it names the remedy.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise FileNotFoundError(
+            f"the working directory of worker process {os.getpid()} has been removed; start Dask's"
+            " workers in one that stays"
+        ) from exc

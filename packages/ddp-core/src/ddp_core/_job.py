@@ -85,7 +85,8 @@ class Job:
         """What the function returned, in rank order; blocks. May be called again.
 
         By the time this raises, no process of the job is alive, apart from those on hosts that
-        cannot be reached any more. An interrupt (Ctrl-C) ends the waiting, not the job.
+        cannot be reached any more. An interrupt (Ctrl-C) ends the waiting, not the job; but in a
+        terminal it reaches the workers of a ``LocalCluster`` of this process as well, which close.
 
         Args:
             timeout: Seconds to wait. The job goes on when they are over.

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+from ddp_core._environment import working_directory
 from ddp_core._nursery import BOOT, FDS, HEADER
 
 logger = logging.getLogger("ddp_core.agent")
@@ -166,7 +167,7 @@ class ChildProcess:
                 "spawn": self._token,
                 "module": module,
                 "env": dict(env),
-                "cwd": os.getcwd(),
+                "cwd": working_directory(),
                 "spec": spec,
                 "warm": warm,
             }

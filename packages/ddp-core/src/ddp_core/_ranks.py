@@ -108,7 +108,8 @@ def plan_ranks(
         raise NotEnoughWorkersError(
             f"{n_ranks or 'at least 1'} ranks need {needed or 1} workers "
             f"({ranks_per_worker} per worker), running: {len(workers)} ({there}); "
-            "start more workers, ask for fewer ranks (n_ranks=, ranks_per_worker=) or wait longer "
+            "start more workers (of an adaptive cluster: cluster.adapt(minimum=…), for only tasks "
+            "make it grow), ask for fewer ranks (n_ranks=, ranks_per_worker=) or wait longer "
             "(wait_timeout_s=)"
         )
     used = sorted(_cheapest(workers, needed), key=_place)
