@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
+def ask_a_nursery_that_is_gone() -> None:
     source = NurseryProcess(an_environment(), {})
     before = open_files()
     source.kill()
@@ -127,7 +128,6 @@ def test_a_nursery_that_does_not_answer_goes_with_its_children() -> None:
 
 
 def start_children_with_too_few_files(folder: str) -> None:
-    """In a process of its own, because no other thread could open a file meanwhile."""
     source = NurseryProcess(an_environment(), {})
     before = open_files()
     free = [n for n in range(64) if not Path(f"/proc/self/fd/{n}").exists()]
@@ -154,16 +154,25 @@ def start_children_with_too_few_files(folder: str) -> None:
     source.close()
 
 
-def test_a_child_for_which_something_is_missing_leaves_nothing_open(tmp_path: Path) -> None:
-    code = "import sys, test_nursery; test_nursery.start_children_with_too_few_files(sys.argv[1])"
-    (tmp_path / "gone").mkdir()
+def in_its_own_process(function: Callable[..., None], *arguments: str) -> None:
+    """Run where no other thread opens or closes a file, as those of Dask's client here do."""
+    code = f"import sys, test_nursery; test_nursery.{function.__name__}(*sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "gone")],
+        [sys.executable, "-c", code, *arguments],
         cwd=Path(__file__).parent,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_child_that_cannot_be_asked_for_leaves_nothing_open() -> None:
+    in_its_own_process(ask_a_nursery_that_is_gone)
+
+
+def test_a_child_for_which_something_is_missing_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    in_its_own_process(start_children_with_too_few_files, str(tmp_path / "gone"))
 
 
 def test_a_nursery_that_is_about_to_be_used_is_kept() -> None:
