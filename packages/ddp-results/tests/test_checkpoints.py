@@ -69,6 +69,15 @@ def test_only_the_last_and_the_best_are_kept(client: Client, tmp_path: Path) -> 
     assert len(list(tmp_path.glob("checkpoints/*/*.pt"))) == 3
 
 
+def test_what_was_just_saved_is_kept_though_its_step_is_not_the_last(tmp_path: Path) -> None:
+    handler = DaskResultsHandler()
+    for step in (100, 60, 70):
+        handler.save_checkpoint(f"step-{step}", {"w": torch.ones(1)}, step=step, keep_last=1)
+    handler.process_results(tmp_path)
+    names = [checkpoint.name for checkpoint in open_run(tmp_path).checkpoints()]
+    assert names == ["step-70", "step-100"]
+
+
 @pytest.mark.parametrize("metrics", [None, {"accuracy": 1}], ids=["none", "another"])
 def test_keeping_the_best_needs_its_value(metrics: dict[str, float] | None) -> None:
     with pytest.raises(ValueError, match=r"keep_best='loss' needs the value, metrics=\{'loss'"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
+from ddp_results import _collector
 from ddp_results._collector import Collector
 from ddp_results._delivery import Delivery
 from ddp_results._local_channel import LocalChannel
@@ -20,7 +21,7 @@ from ddp_results._record import Kind, Record, Source
 from ddp_results._sender import Sender
 from ddp_results._stream import Stream
 from ddp_results._wire import Frame, Packed, unpack_frame
-from ddp_results.errors import CollectorBusyError, SinkError
+from ddp_results.errors import ChannelLostError, CollectorBusyError, SinkError
 from ddp_results.sinks.memory import MemorySink
 
 
@@ -148,6 +149,17 @@ def test_dead_collector_is_replaced_and_nothing_is_lost(key: str) -> None:
     assert [int(data) for _, data in sink.history] == list(range(100))
 
 
+class _AwayChannel(LocalChannel):
+    """Of a scheduler that cannot be reached while `away` is set."""
+
+    away = threading.Event()
+
+    async def drain(self) -> list[Packed]:
+        if self.away.is_set():
+            raise ChannelLostError("away")
+        return await super().drain()
+
+
 class _FrozenChannel(LocalChannel):
     """Answers nobody while it is frozen, as if the client were stopped."""
 
@@ -181,6 +193,26 @@ def test_collector_that_was_frozen_stores_nothing_after_another_took_over(key: s
     sender.close(5)
     assert len(slow.history) <= stored + 1 < 2000  # one may have been under way
     assert sink.results["same"] == b"1999"
+
+
+def test_collector_goes_on_with_a_scheduler_that_was_away(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_collector, "_LEASE_S", 0.3)
+    sender, sink = Sender(key, lambda: LocalChannel(key)), MemorySink()
+    with Client(key, sink, _AwayChannel) as client:
+        _submit(sender, "before", b"x")
+        wait_for(lambda: "before" in sink.results)
+        _AwayChannel.away.set()
+        try:
+            wait_for(lambda: not client.collector.holds_key())
+            asyncio.run(LocalChannel(key).write((), {}))  # a new scheduler knows nothing
+        finally:
+            _AwayChannel.away.clear()
+        _submit(sender, "after", b"x")
+        client.finish()
+    sender.close(5)
+    assert sorted(sink.results) == ["after", "before"]
 
 
 def test_source_answers_a_collector_whose_clock_is_behind(

@@ -115,6 +115,8 @@ def test_second_call_for_a_key_leaves_the_sink_of_the_first_alone() -> None:
     wait_for(lambda: sink.results)
     with pytest.raises(CollectorBusyError, match="in this process"):
         handler.process_results(None)
+    with pytest.raises(CollectorBusyError, match="in use by another"):
+        DaskResultsHandler().process_results(sink)
     assert sink.n_closed == 0
     future.ended = True
     thread.join(60)

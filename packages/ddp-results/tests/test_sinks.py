@@ -48,6 +48,15 @@ def test_check_finds_a_sink_that_cuts_results() -> None:
         check_sink(lambda: sink)
 
 
+def test_points_keep_their_order_though_the_clock_is_set_back() -> None:
+    sink = MemorySink()
+    times = [10.0, 20.0, 5.0, 6.0, 30.0]
+    points = [Point(n, time, None, {"n": n}) for n, time in enumerate(times, 1)]
+    sink.append(Source("a", 0, 0, "h", 1, ""), points)
+    sink.append(Source("b", 1, 0, "h", 2, ""), [Point(1, 25.0, None, {"n": 9})])
+    assert [point["metrics"]["n"] for point in open_run(sink).metrics()] == [1, 2, 3, 4, 9, 5]
+
+
 def test_what_is_no_target_is_refused() -> None:
     for wrong in (None, ["results"], 3, b"results"):
         with pytest.raises(TypeError, match="s3://bucket/prefix"):

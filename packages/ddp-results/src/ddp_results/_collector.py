@@ -309,10 +309,11 @@ class Collector:
         }
         if state == self._published and late < _BEAT_S and not closed and not self._suspicious():
             return
-        lease = unpack_lease(await channel.read("collector"))
-        # None after a restart of the cluster, which clears all notes, or because the one that took
-        # over has ended already.
-        if not self.holds_key() if lease is None else lease.epoch != self._epoch:
+        note = await channel.read("collector")
+        lease = unpack_lease(note)
+        # Nobody holds it because the one that took over has ended already, or, without any note,
+        # because the scheduler is new or the cluster was restarted.
+        if lease.epoch != self._epoch if lease else note is not None and not self.holds_key():
             by = "another" if lease is None else f"{lease.host}, process {lease.pid},"
             raise CollectorBusyError(
                 f"process_results for {self._key!r} was taken over by {by} because this one had"

@@ -15,8 +15,9 @@ def retain(
     """Tidy up after checkpoint `name` was saved; a sink that cannot be read is left alone.
 
     Files of `name` that its manifest does not name any more go. With `keep_last` or `metric`, so
-    do all checkpoints except the last so many and the best by `metric`. Each goes manifest first,
-    so that no reader finds half of one.
+    do all checkpoints except it, the last so many and the best by `metric`. It is not among the
+    last after a clock was set back, or when training goes on from an earlier step. Each goes
+    manifest first, so that no reader finds half of one.
     """
     if not isinstance(sink, ReadableSink):
         return
@@ -25,7 +26,7 @@ def retain(
     _remove_replaced(sink, [each for each in checkpoints if each.name == name])
     if keep_last is None and metric is None:
         return
-    for checkpoint in _superfluous(checkpoints, keep_last, metric, mode):
+    for checkpoint in _superfluous(checkpoints, name, keep_last, metric, mode):
         directory = f"{PREFIX}{checkpoint.name}/"
         sink.delete(directory + MANIFEST)
         for path in sink.names(directory):
@@ -34,10 +35,10 @@ def retain(
 
 
 def _superfluous(
-    checkpoints: list[Checkpoint], keep_last: int | None, metric: str | None, mode: str
+    checkpoints: list[Checkpoint], saved: str, keep_last: int | None, metric: str | None, mode: str
 ) -> list[Checkpoint]:
     last = checkpoints[-max(1, keep_last or 1) :]
-    kept = {checkpoint.name for checkpoint in last}
+    kept = {saved, *(checkpoint.name for checkpoint in last)}
     if metric is not None:
         with contextlib.suppress(CheckpointError):  # none has the metric yet
             kept.add(best_of(checkpoints, metric, mode).name)

@@ -90,8 +90,8 @@ class SubmittingHandler(abc.ABC):
             state_dict: tensors and plain containers, as from `model.state_dict()`.
             step: orders checkpoints; without it, the time does.
             metrics: recorded in the manifest, for choosing the best.
-            keep_last: remove all checkpoints of the run except so many last ones, after this one
-                is durable. None keeps all, unless `keep_best` is given.
+            keep_last: remove all checkpoints of the run except this one and so many last ones,
+                after this one is durable. None keeps all, unless `keep_best` is given.
             keep_best: name of one of `metrics`; the checkpoint with the best value is kept as
                 well. None as its value says that this checkpoint has none.
             best: whether the best value is the `min` or the `max`.

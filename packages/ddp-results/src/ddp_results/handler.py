@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ _POLL_S = 0.02
 _STOP_TIMEOUT_S = 45.0
 SINK_TIMEOUT_S = 900.0
 _running: set[str] = set()
+_used: set[Sink] = set()
 _running_lock = threading.Lock()
 
 
@@ -176,6 +177,7 @@ class DaskResultsHandler(SubmittingHandler):
                 "nowhere to store results: give process_results a prefix, or the handler a sink"
             )
         sinks = list(TeeSink(targets).members)
+        _use(sinks)
         try:
             for sink in sinks:
                 sink.open()
@@ -244,6 +246,18 @@ def _alone(key: str) -> Iterator[None]:
             _running.discard(key)
 
 
+def _use(sinks: Iterable[Sink]) -> None:
+    """Take sinks for one call, until `_close`: each is used by one thread at a time."""
+    with _running_lock:
+        for sink in sinks:
+            if sink in _used:
+                raise CollectorBusyError(
+                    f"{sink!r} is in use by another process_results; give each a sink of its own,"
+                    " or the address"
+                )
+        _used.update(sinks)
+
+
 def _check_key(key: str) -> str:
     try:
         key.encode()
@@ -270,7 +284,7 @@ def _broken(collector: Collector, delivery: Delivery) -> bool:
     return ended is not None or len(delivery.dead) == len(delivery.sinks)
 
 
-def _close(sinks: Iterable[Sink]) -> Exception | None:
+def _close(sinks: Sequence[Sink]) -> Exception | None:
     first: Exception | None = None
     for sink in sinks:
         try:
@@ -278,6 +292,8 @@ def _close(sinks: Iterable[Sink]) -> Exception | None:
         except Exception as error:  # the other sinks are closed, then it is raised
             logger.exception("closing %r", sink)
             first = first or error
+    with _running_lock:
+        _used.difference_update(sinks)
     return first
 
 

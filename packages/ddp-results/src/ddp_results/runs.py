@@ -66,6 +66,9 @@ class Run:
     def metrics(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return all points, each once, ordered by attempt, step, time and rank.
 
+        Points of one process at the same step, or without one, are in the order in which it
+        logged them, whatever its clock did.
+
         A point is `{"src", "rank", "attempt", "seq", "time", "step", "metrics"}`; times are
         seconds since 1970.
 
@@ -77,7 +80,14 @@ class Run:
             for point in self._points()
             if name is None or name in point["metrics"]
         }
-        return sorted(points.values(), key=_point_key)
+        latest: dict[str, float] = {}  # a clock may be set back
+        order: dict[int, tuple[Any, ...]] = {}
+        for point in sorted(points.values(), key=lambda each: each["seq"]):
+            src, step = point["src"], point["step"]
+            latest[src] = max(point["time"], latest.get(src, point["time"]))
+            step = -1 if step is None else step
+            order[id(point)] = (point["attempt"], step, latest[src], point["rank"], point["seq"])
+        return sorted(points.values(), key=lambda each: order[id(each)])
 
     def to_pandas(self) -> Any:
         """Return the points as a DataFrame: src, rank, attempt, step, time and a column per metric.
@@ -165,8 +175,3 @@ class Run:
         for path in self._sink.names(METRICS_PREFIX):
             if path.endswith(".jsonl"):
                 yield from decode_lines(self._sink.read(path))
-
-
-def _point_key(point: dict[str, Any]) -> tuple[Any, ...]:
-    step = point["step"]
-    return (point["attempt"], -1 if step is None else step, point["time"], point["rank"])

@@ -43,10 +43,10 @@ class Uploader(Protocol):
 class Sink(abc.ABC):
     """Stores named results and metrics.
 
-    All calls come from one thread at a time. What a call raises decides what happens next:
-    `SinkError(transient=True)` or an `OSError` means that the same call is made again later, with
-    growing pauses; any other error means that this one record cannot be stored here, which is
-    reported at the end while the others go on. Paths have been checked.
+    All calls come from one thread at a time, for one `process_results`. What a call raises decides
+    what happens next: `SinkError(transient=True)` or an `OSError` means that the same call is made
+    again later, with growing pauses; any other error means that this one record cannot be stored
+    here, which is reported at the end while the others go on. Paths have been checked.
 
     Attributes:
         flush_every_s: how long stored records may wait for `flush`, unless a rank asks.
