@@ -134,6 +134,7 @@ class SubmittingHandler(abc.ABC):
             )
 
     def _submit_one(self, kind: Kind, fields: tuple[Any, ...], size_bytes: int) -> None:
+        """Do what `_submit` does with one small record, in fewer calls: microseconds count here."""
         record = new_record(Record, (kind, time.time(), fields, size_bytes))
         outlet = outlets.get(self._outlet_key) or outlet_for(self._outlet_key, self._create_outlet)
         try:

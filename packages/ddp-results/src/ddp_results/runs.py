@@ -81,13 +81,14 @@ class Run:
             if name is None or name in point["metrics"]
         }
         latest: dict[str, float] = {}  # a clock may be set back
-        order: dict[int, tuple[Any, ...]] = {}
+        keyed: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         for point in sorted(points.values(), key=lambda each: each["seq"]):
             src, step = point["src"], point["step"]
             latest[src] = max(point["time"], latest.get(src, point["time"]))
             step = -1 if step is None else step
-            order[id(point)] = (point["attempt"], step, latest[src], point["rank"], point["seq"])
-        return sorted(points.values(), key=lambda each: order[id(each)])
+            key = (point["attempt"], step, latest[src], point["rank"], point["seq"])
+            keyed.append((key, point))
+        return [point for _, point in sorted(keyed, key=lambda each: each[0])]
 
     def to_pandas(self) -> Any:
         """Return the points as a DataFrame: src, rank, attempt, step, time and a column per metric.

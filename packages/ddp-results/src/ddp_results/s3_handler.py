@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from ddp_results._direct import DirectOutlet
@@ -104,10 +103,7 @@ class S3ResultsHandler(SubmittingHandler):
 
         threading.Thread(target=flush, name="ddp-results-flush", daemon=True).start()
         start = time.monotonic()
-        while not ended.done():
-            with contextlib.suppress(TimeoutError):
-                ended.exception(_TELL_S)
-                break
+        while not wait([ended], _TELL_S).done:
             waited = time.monotonic() - start
             logger.warning("waiting for workers to store results in %r (%.0f s)", self, waited)
         problems: list[BaseException] = []
