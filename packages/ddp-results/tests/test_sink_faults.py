@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -123,6 +125,33 @@ def test_second_call_for_a_key_leaves_the_sink_of_the_first_alone() -> None:
     assert not errors
     handler.process_results(None)
     assert sink.n_closed == 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries", "error"),
+    [
+        ([TimeoutError("passing")], 2, None),
+        ([ValueError("for good")], 1, "MemorySink.* could not be closed: for good"),
+    ],
+)
+def test_close_that_fails_in_passing_is_tried_again(
+    failures: list[Exception], tries: int, error: str | None
+) -> None:
+    class Closing(MemorySink):
+        n_tries = 0
+
+        def close(self) -> None:
+            self.n_tries += 1
+            if failures:
+                raise failures.pop()
+
+    closing, after = Closing(), MemorySink()
+    handler = DaskResultsHandler(sink=TeeSink([closing, after]))
+    handler.submit_result("a", "x")
+    with pytest.raises(SinkError, match=error) if error else contextlib.nullcontext():
+        handler.process_results(None)
+    assert closing.n_tries == tries
+    assert closing.results == after.results == {"a": b"x"}
 
 
 def test_sink_that_stays_away_is_given_up_and_the_other_has_everything(tmp_path: Path) -> None:
@@ -256,6 +285,34 @@ def test_s3_that_is_gone_for_a_while_gets_everything(
     run = open_run(f"s3://{bucket}/run")
     assert [point["step"] for point in run.metrics()] == list(range(50))
     run.close()
+
+
+def test_s3_that_hangs_up_leaves_no_tracebacks_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed
+                while True:
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        port = listener.getsockname()[1]
+        sink = open_sink("s3://bucket/run", endpoint_url=f"http://127.0.0.1:{port}")
+        for n in range(20):
+            sink.write(f"{n}", b"x")
+        with pytest.raises(SinkError):
+            sink.flush()
+        with pytest.raises(SinkError):
+            sink.close()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    gc.collect()  # a task that nobody awaited speaks when it is collected
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.xdist_group("s3")

@@ -328,7 +328,7 @@ class Delivery:
             try:
                 result = act()
             except BaseException as error:  # sys.exit() of a sink, too, must not end this thread
-                if not _is_transient(error):
+                if not is_transient(error):
                     self._fail(label or repr(sink), path, error)
                     return None
                 now = time.monotonic()
@@ -377,7 +377,8 @@ def _copy(home: ReadableSink, sink: Sink, path: str, size_bytes: int) -> None:
         writer.abort()
 
 
-def _is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
+    """Whether what a sink raised may pass."""
     if isinstance(error, SinkError):
         return error.transient
     return isinstance(error, OSError) and not isinstance(error, PathError)

@@ -8,13 +8,13 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_results._channel import Channel, DaskChannel
 from ddp_results._collector import Collector
-from ddp_results._delivery import Delivery
+from ddp_results._delivery import Delivery, is_transient
 from ddp_results._futures import FutureWatch
 from ddp_results._live import Display
 from ddp_results._local_channel import LocalChannel
@@ -26,7 +26,6 @@ from ddp_results.errors import (
     CollectorBusyError,
     MissingRecordsError,
     NoClusterError,
-    ResultsError,
     SinkError,
 )
 from ddp_results.sinks.base import Sink
@@ -37,6 +36,7 @@ logger = logging.getLogger("ddp_results")
 
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 45.0
+_CLOSE_TIMEOUT_S = 5.0
 SINK_TIMEOUT_S = 900.0
 _running: set[str] = set()
 _used: set[Sink] = set()
@@ -138,8 +138,8 @@ class DaskResultsHandler(SubmittingHandler):
         finally:
             collector.stop(_STOP_TIMEOUT_S)
             delivery.stop(1.0)
-            close_error = _close(sinks)
-        return _conclude(collector, delivery, watch, raise_errors, close_error)
+            not_closed = _close(sinks, given_up=delivery.dead)
+        return _conclude(collector, delivery, watch, raise_errors, not_closed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry the scheduler's address, for places from which Dask does not find it."""
@@ -182,7 +182,7 @@ class DaskResultsHandler(SubmittingHandler):
             for sink in sinks:
                 sink.open()
         except BaseException:
-            _close(sinks)
+            _close(sinks, given_up=sinks)
             raise
         return sinks
 
@@ -284,17 +284,25 @@ def _broken(collector: Collector, delivery: Delivery) -> bool:
     return ended is not None or len(delivery.dead) == len(delivery.sinks)
 
 
-def _close(sinks: Sequence[Sink]) -> Exception | None:
-    first: Exception | None = None
+def _close(sinks: Sequence[Sink], given_up: Container[Sink]) -> list[Exception]:
+    """Close all; one that fails in passing is tried again, unless it was given up before."""
+    problems: list[Exception] = []
     for sink in sinks:
-        try:
-            sink.close()
-        except Exception as error:  # the other sinks are closed, then it is raised
-            logger.exception("closing %r", sink)
-            first = first or error
+        until = time.monotonic() + (0.0 if sink in given_up else _CLOSE_TIMEOUT_S)
+        while True:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - the other sinks are closed, then it is raised
+                if is_transient(error) and time.monotonic() < until:
+                    time.sleep(_POLL_S)
+                    continue
+                problem = SinkError(f"{sink!r} could not be closed: {error}")
+                problem.__cause__ = error
+                problems.append(problem)
+            break
     with _running_lock:
         _used.difference_update(sinks)
-    return first
+    return problems
 
 
 def _conclude(
@@ -302,7 +310,7 @@ def _conclude(
     delivery: Delivery,
     watch: FutureWatch,
     raise_errors: bool,
-    close_error: Exception | None,
+    not_closed: Sequence[Exception],
 ) -> Delivered:
     """Return what was stored, or raise the first cause with the rest as notes."""
     streams = list(collector.streams.values())
@@ -324,7 +332,7 @@ def _conclude(
             "no process has submitted anything to this handler; if the ranks did, they had another"
             " one: pass the handler to their function as an argument"
         )
-    problems = _problems(collector, delivery, close_error)
+    problems = _problems(collector, delivery, not_closed)
     failure = watch.first_failure if raise_errors else None
     if failure is not None:
         for problem in problems:
@@ -338,7 +346,7 @@ def _conclude(
 
 
 def _problems(
-    collector: Collector, delivery: Delivery, close_error: Exception | None
+    collector: Collector, delivery: Delivery, not_closed: Sequence[Exception]
 ) -> list[Exception]:
     problems: list[Exception] = [] if collector.error is None else [collector.error]
     if delivery.error is not None:
@@ -363,8 +371,4 @@ def _problems(
             f" (and {more} more)" if more else ""
         )
         problems.append(SinkError(text))
-    if close_error is not None:
-        problems.append(
-            close_error if isinstance(close_error, ResultsError) else SinkError(str(close_error))
-        )
-    return problems
+    return [*problems, *not_closed]

@@ -64,6 +64,15 @@ class S3Options:
             )
 
 
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what nobody awaited, except aiohttp's writer on a lost connection.
+
+    The request of that writer has raised already, and is tried again.
+    """
+    if not isinstance(context.get("exception"), ConnectionError):
+        loop.default_exception_handler(context)
+
+
 class S3Client:
     """Runs coroutines on thread `ddp-results-s3` with one client; usable from any thread.
 
@@ -84,6 +93,7 @@ class S3Client:
         self._client: Any = None
         self._stack = contextlib.AsyncExitStack()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_report)
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="ddp-results-s3", daemon=True
         )

@@ -99,7 +99,7 @@ class Sink(abc.ABC):
         """Return when everything accepted so far is durable."""
 
     def close(self) -> None:  # noqa: B027 - many sinks hold nothing
-        """Flush and give back what is held; a second call does nothing."""
+        """Flush and give back what is held; once that is done, a further call does nothing."""
 
     @property
     def members(self) -> tuple[Sink, ...]:

@@ -154,10 +154,10 @@ class MLflowSink(Sink):
 
     def close(self) -> None:
         """End the run, if it is the sink's own."""
-        client, self._client = self._client, None
-        if client is not None and self._is_own:
+        if self._client is not None and self._is_own:
             with _errors(f"the end of run {self.run_id}"):
-                client.set_terminated(self.run_id)
+                self._client.set_terminated(self.run_id)
+        self._client = None
 
     def _log(self, source: Source, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric, RunTag
